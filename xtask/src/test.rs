@@ -53,11 +53,12 @@ const TIERS: [&str; 15] = [
 const ENGINES: &str = "engines";
 
 /// Parts of the names of tests that need such inputs.
-const NEED_INPUTS: [&str; 20] = [
+const NEED_INPUTS: [&str; 21] = [
     "_by_c",
     "_crane",
     "a_mirror_spoils",
     "composefs",
+    "compressed::",
     "devices::",
     "engines::",
     "fingerprints",

@@ -106,7 +106,7 @@ pub(crate) enum FormChoice {
 // How the tree is made from a source.
 #[derive(Debug, Default, Args)]
 pub(crate) struct TreeOptions {
-    /// Directory of the objects that a dump refers to
+    /// Directory of the objects that a dump or a composefs image refers to
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) objects: Option<PathBuf>,
     /// Leave out sockets and unknown file types, and list them, instead of refusing the source

@@ -24,6 +24,18 @@ pub fn regular(path: &Path) -> io::Result<File> {
     check_regular(open(path)?)
 }
 
+/// Opens a regular file or a block device, and refuses any other type.
+///
+/// # Errors
+/// As [`regular`].
+pub fn regular_or_block(path: &Path) -> io::Result<File> {
+    let file = open(path)?;
+    match file.metadata()?.file_type().is_block_device() {
+        true => Ok(file),
+        false => check_regular(file),
+    }
+}
+
 /// Opens a regular file in an untrusted directory, and refuses links that lead out of the directory.
 ///
 /// # Errors

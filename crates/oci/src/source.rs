@@ -63,6 +63,10 @@ pub enum ImageSource {
     Directory(PathBuf),
     /// `dump:FILE`: a composefs dump.
     Dump(Input),
+    /// `erofs:FILE`: an EROFS image in a file or on a block device.
+    Erofs(PathBuf),
+    /// `disk:FILE`: a disk with a partition table, whose root partition is an EROFS image.
+    Disk(PathBuf),
 }
 
 /// Text that is not a source.
@@ -70,10 +74,14 @@ pub enum ImageSource {
 pub enum SourceError {
     /// The text does not begin with a known kind and a colon.
     #[error(
-        "\"{}\" is not a source: write oci:DIR[:TAG], docker-archive:FILE, tar:FILE, dir:DIR or dump:FILE",
+        "\"{}\" is not a source: write oci:DIR[:TAG], docker-archive:FILE, tar:FILE, dir:DIR, dump:FILE, erofs:FILE or \
+        disk:FILE",
         .0.display()
     )]
     Kind(OsString),
+    /// Standard input for a source that is read at any offset.
+    #[error("\"{}\" cannot be read from standard input, because it is read at any offset: write it to a file", .0.display())]
+    Stdin(OsString),
     /// The path after the colon is missing.
     #[error("\"{}\" names no file", .0.display())]
     Empty(OsString),
@@ -112,6 +120,9 @@ impl ImageSource {
             b"tar" => Self::Tar(Input::from_text(plain()?)),
             b"dir" => Self::Directory(plain()?.into()),
             b"dump" => Self::Dump(Input::from_text(plain()?)),
+            b"erofs" | b"disk" if rest == "-" => return Err(SourceError::Stdin(text.to_owned())),
+            b"erofs" => Self::Erofs(plain()?.into()),
+            b"disk" => Self::Disk(plain()?.into()),
             _ => return Err(kind()),
         })
     }
@@ -126,6 +137,12 @@ impl ImageSource {
             _ => found,
         };
         let path = match self {
+            Self::Erofs(path) | Self::Disk(path) => {
+                let name = path.file_name()?.to_str()?;
+                let suffixes = [".erofs", ".cfs", ".img", ".raw", ".disk"];
+                let name = suffixes.iter().find_map(|it| name.strip_suffix(it)).unwrap_or(name);
+                return Some(name.to_owned());
+            }
             Self::Layout { directory, .. } | Self::Directory(directory) => {
                 Some(directory.as_path())
             }
@@ -213,12 +230,20 @@ mod tests {
         check("tar:a:b", "Tar(File(\"a:b\"))");
         check("dir:/", "Directory(\"/\")");
         check("dump:x", "Dump(File(\"x\"))");
-        let kinds = "is not a source: write oci:DIR[:TAG], docker-archive:FILE, tar:FILE, dir:DIR or dump:FILE";
+        check("erofs:a:b.erofs", "Erofs(\"a:b.erofs\")");
+        check("disk:/dev/vdb", "Disk(\"/dev/vdb\")");
+        check("disk:./-", "Disk(\"./-\")");
+        let text = "cannot be read from standard input, because it is read at any offset: write it to a file";
+        check("erofs:-", &format!("\"erofs:-\" {text}"));
+        check("disk:-", &format!("\"disk:-\" {text}"));
+        let kinds = "is not a source: write oci:DIR[:TAG], docker-archive:FILE, tar:FILE, dir:DIR, dump:FILE, \
+            erofs:FILE or disk:FILE";
         check("debian", &format!("\"debian\" {kinds}"));
         check("docker://debian", &format!("\"docker://debian\" {kinds}"));
         check("", &format!("\"\" {kinds}"));
         check("oci:", "\"oci:\" names no file");
         check("tar:", "\"tar:\" names no file");
+        check("erofs:", "\"erofs:\" names no file");
         check("oci::x", "\"oci::x\" names no file");
         check(
             "oci:a:",

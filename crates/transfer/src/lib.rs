@@ -15,6 +15,7 @@ pub mod progress;
 pub mod pull;
 #[cfg(feature = "registry")]
 pub mod push;
+mod root_types;
 mod stored;
 
 pub use stored::{StoredError, StoredImage, image_of_layers, is_whole};

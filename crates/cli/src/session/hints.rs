@@ -7,6 +7,7 @@ use container::life::lookup::KnownError;
 use container::life::monitor::RunError;
 use container::root::filestore::FilestoreError;
 use container::{ProgramError, Within};
+use image::erofs::read::ReadError;
 use kernel::mount::{MountError, Step};
 use kernel::process::Who;
 use oci::manifest::ManifestError;
@@ -49,6 +50,7 @@ const HINTS: &[fn(&(dyn Error + 'static)) -> Option<String>] = &[
     hint_of::<oci::registry::Cause>,
     hint_of::<StoredError>,
     hint_of::<ExportError>,
+    hint_of::<ReadError>,
 ];
 
 /// Returns the next step for an error: the hint of the first of its causes that has one.
@@ -175,6 +177,20 @@ impl Hint for oci::registry::Cause {
             }
             _ => None,
         }
+    }
+}
+
+impl Hint for ReadError {
+    fn hint(&self) -> Option<String> {
+        let options = match self {
+            Self::Unsupported(_) => "loop",
+            Self::NoDevice(_) => "loop,device=OTHER_FILE",
+            _ => return None,
+        };
+        Some(format!(
+            "if you trust the image, the kernel can read it: `mount -t erofs -o ro,{options} FILE DIRECTORY`, and import \
+            dir:DIRECTORY"
+        ))
     }
 }
 

@@ -134,12 +134,14 @@ fn next_step(error: &ResolveError) -> Option<String> {
 /// Returns whether a registry may have an image of this name: it is not an id, a digest or a file, and has no other
 /// transport.
 pub(crate) fn may_be_pulled(name: &str) -> bool {
-    const TRANSPORTS: [&str; 10] = [
+    const TRANSPORTS: [&str; 12] = [
         "oci",
         "docker-archive",
         "tar",
         "dir",
         "dump",
+        "erofs",
+        "disk",
         "oci-archive",
         "docker-daemon",
         "containers-storage",

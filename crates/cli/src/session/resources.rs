@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::Context as _;
 use kernel::process::finish_behind;
 use store::{Seconds, Store};
-use transfer::import::ImportContext;
+use transfer::import::{BUDGET, ImportContext};
 use transfer::progress::Event;
 
 use crate::output::progress::Progress;
@@ -69,6 +69,26 @@ impl<'s> JobResources<'s> {
         }
         Ok(done)
     }
+}
+
+/// Runs work on a file outside of any store, with progress shown, until it ends or is cancelled.
+pub(crate) fn without_store<T: Send>(
+    context: &Context,
+    work: impl FnOnce(&ImportContext<'_>) -> T + Send,
+) -> anyhow::Result<T> {
+    let cancel = Arc::new(AtomicBool::new(false));
+    let (progress, scratch) = (Arc::new(context.progress()), std::env::temp_dir());
+    let environment = ImportContext {
+        now: now(),
+        threads: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
+        budget: BUDGET,
+        scratch: &scratch,
+        progress: &|event: Event<'_>| progress.tell(event),
+        cancel: &cancel,
+    };
+    let done = until_signal(&cancel, || work(&environment))?;
+    progress.finish();
+    Ok(done)
 }
 
 /// Converts the MiB of `--memory` to bytes.

@@ -1,23 +1,21 @@
 //! Hints for a source whose kind is unknown.
 
 use std::ffi::OsStr;
+use std::io::Read as _;
 use std::path::Path;
+
+use image::erofs::layout::{SUPERBLOCK_MAGIC, SUPERBLOCK_OFFSET};
 
 use crate::session::resolve::may_be_pulled;
 
 /// Prefixes of sources.
-const KINDS: [&str; 5] = ["oci", "docker-archive", "tar", "dir", "dump"];
+const KINDS: [&str; 7] = ["oci", "docker-archive", "tar", "dir", "dump", "erofs", "disk"];
 
 /// Sources of skopeo and podman that Quire lacks, with alternatives.
-const SOURCES: [(&str, &str); 7] = [
+const SOURCES: [(&str, &str); 5] = [
     ("docker://", "`quire pull` fetches images from registries"),
     ("docker-daemon:", "use `docker save NAME | quire import docker-archive:-`"),
     ("containers-storage:", "use `podman save NAME | quire import docker-archive:-`"),
-    ("erofs:", "mount it with `mount -o ro,loop FILE DIRECTORY`, and import dir:DIRECTORY"),
-    (
-        "disk:",
-        "attach it with `losetup --partscan --find FILE`, mount its root, and import dir:DIRECTORY",
-    ),
     ("squashfs:", "mount it with `mount -o ro,loop FILE DIRECTORY`, and import dir:DIRECTORY"),
     ("oci-archive:", "unpack it with `tar -x -C DIR`, and import oci:DIR"),
 ];
@@ -37,10 +35,8 @@ pub(crate) fn source_hint(text: &OsStr) -> Option<String> {
     if path.extension().is_some_and(|it| it == "dump") {
         return Some(format!("did you mean dump:{shown}?"));
     }
-    if path.exists() && path.extension().is_some_and(|it| it == "erofs") {
-        return Some(format!(
-            "mount it with `mount -o ro,loop {shown} DIRECTORY`, and import dir:DIRECTORY"
-        ));
+    if let Some(kind) = erofs_kind(path) {
+        return Some(format!("did you mean {kind}:{shown}?"));
     }
     if path.exists() {
         return Some(format!(
@@ -67,4 +63,21 @@ pub(crate) fn source_hint(text: &OsStr) -> Option<String> {
         return Some(format!("`quire pull {text}` fetches it from a registry"));
     }
     typed.is_none().then(|| format!("the file {shown} does not exist"))
+}
+
+/// Returns `erofs` or `disk`, if the file begins like one.
+fn erofs_kind(path: &Path) -> Option<&'static str> {
+    let (len, begin) = (SUPERBLOCK_OFFSET + 4, 512);
+    let bytes = read_start(path, len)?;
+    if bytes.get(SUPERBLOCK_OFFSET..) == Some(&SUPERBLOCK_MAGIC.to_le_bytes()) {
+        return Some("erofs");
+    }
+    bytes.get(begin..)?.starts_with(b"EFI PART").then_some("disk")
+}
+
+fn read_start(path: &Path, len: usize) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let file = oci::files::regular_or_block(path).ok()?;
+    file.take(len as u64).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
 }

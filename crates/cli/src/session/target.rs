@@ -1,4 +1,5 @@
-//! Parses `NAME[:/PATH]`, or the path of an image file, in the arguments of verbs.
+//! Parses `NAME[:/PATH]`, `erofs:FILE[:/PATH]`, `disk:FILE[:/PATH]`, or the path of an image file, in the arguments of
+//! verbs.
 
 use std::ffi::OsStr;
 use std::io::ErrorKind;
@@ -6,12 +7,16 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
-use image::erofs::read::{Cached, Image, Owners, View, to_tree};
+use image::erofs::read::{Nid, Owners};
 use image::tree::{Inode, Node, Tree};
+use oci::manifest::Platform;
+use oci::source::ImageSource;
 use store::{NamedImage, OpenImage, Presence, Resolved, Store};
+use transfer::import::{ErofsFile, FilePiece, Limits};
 
 use crate::session::context::Context;
 use crate::session::resolve::meant_a_path;
+use crate::session::resources::without_store;
 
 /// The image that an argument names, and a path in it.
 #[derive(Debug)]
@@ -23,27 +28,67 @@ pub(crate) struct Target {
     presence: Presence,
     /// The store with the image's objects; `None` for an image file.
     pub(crate) store: Option<Store>,
+    /// The image file with the contents of files that have no object.
+    file: Option<FileTarget>,
     /// Absolute path in the image.
     pub(crate) path: Vec<u8>,
 }
 
-/// Splits at the first `:/`, which cannot be part of a name, because a tag has no slash.
+/// An image file that was opened for its names.
+#[derive(Debug)]
+struct FileTarget {
+    erofs: ErofsFile,
+    /// The nids of the tree's inodes; empty if the tree has the objects of all files.
+    nids: Vec<Nid>,
+}
+
+/// Opens the source `erofs:FILE` or `disk:FILE`, or a path; `None` for any other text. As in a shell, a name that
+/// begins with `/`, `./` or `../` is a path.
+pub(crate) fn erofs_file(text: &OsStr) -> anyhow::Result<Option<ErofsFile>> {
+    let is_path = [&b"/"[..], b"./", b"../"].iter().any(|it| text.as_bytes().starts_with(it));
+    if is_path {
+        return Ok(Some(ErofsFile::open(Path::new(text))?));
+    }
+    Ok(match file_source(text)? {
+        Some(ImageSource::Erofs(path)) => Some(ErofsFile::open(&path)?),
+        Some(ImageSource::Disk(path)) => {
+            let architecture = &Platform::of_this_machine().architecture;
+            Some(ErofsFile::open_disk(&path, architecture)?)
+        }
+        _ => None,
+    })
+}
+
+/// Parses `erofs:FILE` and `disk:FILE`; `None` for any other text.
+pub(crate) fn file_source(text: &OsStr) -> anyhow::Result<Option<ImageSource>> {
+    let is_file = [&b"erofs:"[..], b"disk:"].iter().any(|it| text.as_bytes().starts_with(it));
+    Ok(if is_file { Some(ImageSource::parse(text)?) } else { None })
+}
+
+/// Splits at the first `:/` behind the kind of a source, which cannot be part of a name, because a tag has no slash., which cannot be part of a name, because a tag has no slash.
 pub(crate) fn split(text: &OsStr) -> (&OsStr, &[u8]) {
     let bytes = text.as_bytes();
-    match bytes.windows(2).position(|pair| pair == b":/") {
-        Some(at) => (OsStr::from_bytes(&bytes[..at]), &bytes[at + 1..]),
+    let kind = [&b"erofs:"[..], b"disk:"].into_iter().find(|it| bytes.starts_with(it));
+    let kind = kind.map_or(0, <[u8]>::len);
+    match bytes[kind..].windows(2).position(|pair| pair == b":/") {
+        Some(at) => (OsStr::from_bytes(&bytes[..kind + at]), &bytes[kind + at + 1..]),
         None => (text, b"/"),
     }
 }
 
 impl Target {
-    /// Reads an image whose data is completely in the store. As in a shell, a name that begins with `/`, `./` or
-    /// `../` is a file.
+    /// Reads an image whose data is completely in the store, or an image file with the objects of all its files.
     pub(crate) fn open(context: &Context, text: &OsStr) -> anyhow::Result<Self> {
-        Self::resolve(context, text, |store, found| read(store, &store.open_found(found)?))
+        let target =
+            Self::resolve(context, text, |store, found| read(store, &store.open_found(found)?))?;
+        let Some(file) = &target.file else { return Ok(target) };
+        let limits = Limits::default();
+        let tree = without_store(context, |environment| file.erofs.tree(&limits, environment))??;
+        Ok(Self { tree, ..target })
     }
 
-    /// Like [`open`](Self::open), but the image may lack data: files without data have no object.
+    /// Like [`open`](Self::open), but the image may lack data: files without data, and the files of an image file, have
+    /// no object.
     pub(crate) fn open_names(context: &Context, text: &OsStr) -> anyhow::Result<Self> {
         let mut presence = Presence::Complete;
         let target = Self::resolve(context, text, |store, found| {
@@ -68,17 +113,22 @@ impl Target {
         let (name, path) = split(text);
         let shown = text.to_string_lossy().into_owned();
         let path = path.to_vec();
-        let is_file = [&b"/"[..], b"./", b"../"].iter().any(|it| name.as_bytes().starts_with(it));
-        if is_file {
-            let tree = read_file(Path::new(name))?;
-            return Ok(Self { text: shown, tree, presence, store: None, path });
+        if let Some(erofs) = erofs_file(name)? {
+            let names = erofs.names(&Limits::default())?;
+            let file = Some(FileTarget { erofs, nids: names.nids });
+            return Ok(Self { text: shown, tree: names.tree, presence, store: None, file, path });
         }
         let name = name.to_str().with_context(|| format!("\"{shown}\" is not UTF-8"))?;
         let store = context.open_with(name)?;
         let resolved = crate::session::resolve::resolve(&store, name)
             .map_err(|error| meant_a_path(&store, name, error))?;
         let tree = read(&store, &resolved)?;
-        Ok(Self { text: shown, tree, presence, store: Some(store), path })
+        Ok(Self { text: shown, tree, presence, store: Some(store), file: None, path })
+    }
+
+    /// Whether files without an object have their bytes in an image file.
+    fn has_contents(&self) -> bool {
+        self.file.as_ref().is_some_and(|file| !file.erofs.is_composefs())
     }
 
     /// Returns the inode at the path. Symlinks in the middle of the path are followed inside the image, as in a root
@@ -166,14 +216,6 @@ pub(crate) fn read_names(store: &Store, image: &NamedImage) -> anyhow::Result<Tr
     Ok(tree.with_context(|| format!("cannot read image {}", image.id))?.tree)
 }
 
-/// Reads the tree of an image file.
-fn read_file(path: &Path) -> anyhow::Result<Tree> {
-    let failed = || format!("cannot read image {}", path.display());
-    let file = store::ImageFile::open(path).with_context(failed)?;
-    let opened = Image::open(Cached::new(&file)).with_context(failed)?;
-    Ok(to_tree(&opened, View::Composefs(Owners::AsWritten)).with_context(failed)?.tree)
-}
-
 /// Passes the bytes of a regular file of the tree to `take`, in blocks. Bytes from objects are verified while they are
 /// read: if they are wrong, the error is returned at the end of the file at the latest.
 pub(crate) fn contents(
@@ -194,9 +236,21 @@ pub(crate) fn contents(
     }
     match content {
         Content::Inline(bytes) => take(bytes),
+        Content::External { object: None, .. } if target.has_contents() => {
+            let file = target.file.as_ref().context("the image file is open")?;
+            let nid = file.nids[inode.id().index()];
+            file.erofs.read(nid, &inode.path(), |piece| match piece {
+                FilePiece::Data(bytes) => take(bytes),
+                FilePiece::Hole(count) => zeros(count, &mut take),
+            })
+        }
         Content::External { object: Some(object), size, .. } => {
             let store = target.store.as_ref().with_context(|| {
-                format!("{} has no store with the content of its files", target.text)
+                format!(
+                    "{} has no store with the content of its files: `quire import --objects DIR` imports it with the \
+                    directory of its objects",
+                    target.text
+                )
             })?;
             let mut file = store.object(&object)?;
             let mut hasher = image::verity::Hasher::new(object.algorithm());
@@ -236,6 +290,18 @@ pub(crate) fn contents(
     }
 }
 
+/// Passes this many zeros to `take`, in blocks.
+fn zeros(count: u64, mut take: impl FnMut(&[u8]) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let block = [0; 64 << 10];
+    let mut left = count;
+    while left > 0 {
+        let len = usize::try_from(left).map_or(block.len(), |left| left.min(block.len()));
+        take(&block[..len])?;
+        left -= len as u64;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -248,6 +314,9 @@ mod tests {
             ("a:/", "a", "/"),
             ("h:5000/a:b:/c:/d", "h:5000/a:b", "/c:/d"),
             ("./x.img:/c", "./x.img", "/c"),
+            ("erofs:/a/b.img", "erofs:/a/b.img", "/"),
+            ("erofs:/a/b.img:/c", "erofs:/a/b.img", "/c"),
+            ("disk:x:/c:/d", "disk:x", "/c:/d"),
         ];
         for (text, name, path) in cases {
             assert_eq!(split(OsStr::new(text)), (OsStr::new(name), path.as_bytes()), "{text}");

@@ -31,6 +31,9 @@ pub mod compat {
     pub const PLAIN_XATTR_PFX: u32 = 0x10;
     /// Files may have a content fingerprint: an xattr whose name is given by `ishare_xattr_prefix_id`.
     pub const ISHARE_XATTRS: u32 = 0x20;
+    /// The image is RAFS, Nydus's format, whose data is compressed outside of EROFS. Source: Nydus
+    /// `rafs/src/metadata/layout/v6.rs`, `EROFS_FEATURE_COMPAT_RAFS_V6`.
+    pub const RAFS_V6: u32 = 0x4000_0000;
 }
 
 /// Bits of `feature_incompat`. A reader that does not know one of them cannot read the image.
@@ -150,11 +153,11 @@ pub const FORMAT_BIT_4: u16 = 0x10;
 
 /// Data layout: consecutive blocks. `EROFS_INODE_FLAT_PLAIN`.
 pub const LAYOUT_FLAT_PLAIN: u16 = 0;
-/// Data layout: compressed. `EROFS_INODE_COMPRESSED_FULL`.
+/// Data layout: compressed, with a table of [`RawClusterIndex`]es or [`RawExtent`]s. `EROFS_INODE_COMPRESSED_FULL`.
 pub const LAYOUT_COMPRESSED_FULL: u16 = 1;
 /// Data layout: consecutive blocks, and a tail that does not fill a block after the inode. `EROFS_INODE_FLAT_INLINE`.
 pub const LAYOUT_FLAT_INLINE: u16 = 2;
-/// Data layout: compressed. `EROFS_INODE_COMPRESSED_COMPACT`.
+/// Data layout: compressed, with packs of indexes of 2 or 4 bytes. `EROFS_INODE_COMPRESSED_COMPACT`.
 pub const LAYOUT_COMPRESSED_COMPACT: u16 = 3;
 /// Data layout: a table of block numbers or [`RawChunkIndex`]es after the inode. `EROFS_INODE_CHUNK_BASED`.
 pub const LAYOUT_CHUNK_BASED: u16 = 4;
@@ -244,6 +247,161 @@ pub struct RawChunkIndex {
     pub startblk_lo: U32,
 }
 const _: () = assert!(size_of::<RawChunkIndex>() == 8);
+
+/// Bits of `h_advise` in [`RawMapHeader`].
+pub mod advise {
+    /// Compact layout: packs of 32 bytes with 16 indexes follow the first indexes. `Z_EROFS_ADVISE_COMPACTED_2B`.
+    pub const COMPACTED_2B: u16 = 0x1;
+    /// Full layout: the table consists of [`RawExtent`](super::RawExtent)s. `Z_EROFS_ADVISE_EXTENTS`, since Linux
+    /// 6.15.
+    pub const EXTENTS: u16 = 0x1;
+    /// Physical clusters of the first type may have several blocks. `Z_EROFS_ADVISE_BIG_PCLUSTER_1`.
+    pub const BIG_PCLUSTER_1: u16 = 0x2;
+    /// Physical clusters of the second type, and uncompressed ones, may have several blocks.
+    /// `Z_EROFS_ADVISE_BIG_PCLUSTER_2`.
+    pub const BIG_PCLUSTER_2: u16 = 0x4;
+    /// The last physical cluster follows the indexes. `Z_EROFS_ADVISE_INLINE_PCLUSTER`.
+    pub const INLINE_PCLUSTER: u16 = 0x8;
+    /// Uncompressed bytes have the same offset in their block as in the file's. `Z_EROFS_ADVISE_INTERLACED_PCLUSTER`.
+    pub const INTERLACED_PCLUSTER: u16 = 0x10;
+    /// The end of the file is in the packed inode. `Z_EROFS_ADVISE_FRAGMENT_PCLUSTER`.
+    pub const FRAGMENT_PCLUSTER: u16 = 0x20;
+    /// With [`EXTENTS`], lowest bit of the size of a record, which is 4 bytes shifted left by these 2 bits.
+    /// `Z_EROFS_ADVISE_EXTRECSZ_BIT`.
+    pub const RECORD_SIZE_SHIFT: u16 = 1;
+    /// Mask of these bits after shifting. `Z_EROFS_ADVISE_EXTRECSZ_MASK`.
+    pub const RECORD_SIZE_MASK: u16 = 0x3;
+}
+
+/// `struct z_erofs_map_header`: after the xattrs of a compressed inode, aligned to 8 bytes.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RawMapHeader {
+    /// With [`advise::EXTENTS`], the low 16 bits of the number of extents; otherwise reserved.
+    pub h_reserved1: U16,
+    /// With [`advise::EXTENTS`], the next 16 bits of that number. With [`advise::INLINE_PCLUSTER`], the size in bytes
+    /// of the physical cluster after the indexes.
+    pub h_idata_size: U16,
+    /// Bits of [`advise`].
+    pub h_advise: U16,
+    /// Algorithms: bits 0 to 3 of the first type of physical clusters, bits 4 to 7 of the second. With
+    /// [`advise::EXTENTS`], bits 32 to 39 of the number of extents.
+    pub h_algorithmtype: u8,
+    /// Bits 0 to 3: binary logarithm of the number of blocks in a logical cluster. [`MAP_WHOLE_FRAGMENT`]. With
+    /// [`advise::EXTENTS`], bits 40 to 47 of the number of extents.
+    pub h_clusterbits: u8,
+}
+const _: () = assert!(size_of::<RawMapHeader>() == 8);
+
+/// Bit of `h_clusterbits`: the whole file is in the packed inode. `Z_EROFS_FRAGMENT_INODE_BIT`.
+pub const MAP_WHOLE_FRAGMENT: u8 = 0x80;
+/// Bytes between the header and a table of [`RawClusterIndex`]es. `Z_EROFS_FULL_INDEX_START`.
+pub const FULL_INDEX_GAP: u64 = 8;
+
+/// `struct z_erofs_lcluster_index`.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RawClusterIndex {
+    /// Bits 0 and 1: a value of [`cluster_type`]. [`CLUSTER_PARTIAL_REF`].
+    pub di_advise: U16,
+    /// Offset in the logical cluster of the extent that begins in it, in bytes.
+    pub di_clusterofs: U16,
+    /// If an extent begins in the cluster, the first block of the physical cluster. Otherwise the distances to the
+    /// cluster in which the extent begins, with [`CLUSTER_BLOCKS`] (16 bits), and to the cluster in which the next one
+    /// begins (16 bits).
+    pub di_u: U32,
+}
+const _: () = assert!(size_of::<RawClusterIndex>() == 8);
+
+/// Types of logical clusters, in 2 bits.
+pub mod cluster_type {
+    /// An extent begins, whose bytes are not compressed. `Z_EROFS_LCLUSTER_TYPE_PLAIN`.
+    pub const PLAIN: u8 = 0;
+    /// A compressed extent of the first type begins. `Z_EROFS_LCLUSTER_TYPE_HEAD1`.
+    pub const HEAD1: u8 = 1;
+    /// No extent begins. `Z_EROFS_LCLUSTER_TYPE_NONHEAD`.
+    pub const NONHEAD: u8 = 2;
+    /// A compressed extent of the second type begins. `Z_EROFS_LCLUSTER_TYPE_HEAD2`.
+    pub const HEAD2: u8 = 3;
+}
+
+/// Bit of `di_advise`: the extent is only a part of what its physical cluster unpacks to. `Z_EROFS_LI_PARTIAL_REF`.
+pub const CLUSTER_PARTIAL_REF: u16 = 0x8000;
+/// Bit of the distance to the cluster in which the extent begins: the distance is 1, and the other bits are the number
+/// of blocks of the physical cluster. `Z_EROFS_LI_D0_CBLKCNT`.
+pub const CLUSTER_BLOCKS: u16 = 0x800;
+
+/// `struct z_erofs_extent`. A table has only the first 4, 8, 16 or 32 bytes of each.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RawExtent {
+    /// Bits 0 to 20: length of the physical cluster in bytes, or 0 for a hole. [`EXTENT_PARTIAL`]. Bits 28 to 31: 0,
+    /// or 1 and the algorithm.
+    pub plen: U32,
+    /// Offset of the physical cluster in the image, in bytes.
+    pub pstart_lo: U32,
+    /// High bits of that offset.
+    pub pstart_hi: U32,
+    /// Offset of the extent in the file, in bytes.
+    pub lstart_lo: U32,
+    /// High bits of that offset.
+    pub lstart_hi: U32,
+    /// Reserved, 0.
+    pub reserved: [u8; 12],
+}
+const _: () = assert!(size_of::<RawExtent>() == 32);
+
+/// Mask of the length in `plen`. `Z_EROFS_EXTENT_PLEN_MASK`.
+pub const EXTENT_LEN_MASK: u32 = 0x1F_FFFF;
+/// Bit of `plen`: the extent is only a part of what its physical cluster unpacks to. `Z_EROFS_EXTENT_PLEN_PARTIAL`.
+pub const EXTENT_PARTIAL: u32 = 1 << 27;
+/// Lowest bit of the algorithm in `plen`. `Z_EROFS_EXTENT_PLEN_FMT_BIT`.
+pub const EXTENT_FORMAT_SHIFT: u32 = 28;
+
+/// Maximum size in bytes of a physical cluster. `Z_EROFS_PCLUSTER_MAX_SIZE`.
+pub const PHYSICAL_CLUSTER_MAX: u64 = 1 << 20;
+/// Maximum size in bytes of what a physical cluster unpacks to. `Z_EROFS_PCLUSTER_MAX_DSIZE`.
+pub const UNPACKED_MAX: u64 = 12 << 20;
+
+/// `struct z_erofs_lzma_cfgs`: settings of MicroLZMA, after the superblock and a length of 2 bytes.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RawLzmaConfig {
+    /// Size of the window in bytes, at most [`LZMA_WINDOW_MAX`].
+    pub dict_size: U32,
+    /// 0.
+    pub format: U16,
+    /// Reserved, 0.
+    pub reserved: [u8; 8],
+}
+const _: () = assert!(size_of::<RawLzmaConfig>() == 14);
+
+/// `Z_EROFS_LZMA_MAX_DICT_SIZE`.
+pub const LZMA_WINDOW_MAX: u32 = 8 << 20;
+
+/// `struct z_erofs_deflate_cfgs`: settings of deflate.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RawDeflateConfig {
+    /// Binary logarithm of the size of the window, 8 to 15.
+    pub windowbits: u8,
+    /// Reserved, 0.
+    pub reserved: [u8; 5],
+}
+const _: () = assert!(size_of::<RawDeflateConfig>() == 6);
+
+/// `struct z_erofs_zstd_cfgs`: settings of zstd.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RawZstdConfig {
+    /// 0.
+    pub format: u8,
+    /// Binary logarithm of the size of the window, minus 10; at most 10.
+    pub windowlog: u8,
+    /// Reserved, 0.
+    pub reserved: [u8; 4],
+}
+const _: () = assert!(size_of::<RawZstdConfig>() == 6);
 
 /// `struct erofs_dirent`. A directory block begins with all its dirents; their names follow without separators.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -497,6 +655,18 @@ mod tests {
                 i_reserved2,
             }),
             fields!(RawChunkIndex { startblk_hi, device_id, startblk_lo }),
+            fields!(RawMapHeader {
+                h_reserved1,
+                h_idata_size,
+                h_advise,
+                h_algorithmtype,
+                h_clusterbits,
+            }),
+            fields!(RawClusterIndex { di_advise, di_clusterofs, di_u }),
+            fields!(RawExtent { plen, pstart_lo, pstart_hi, lstart_lo, lstart_hi, reserved }),
+            fields!(RawLzmaConfig { dict_size, format, reserved }),
+            fields!(RawDeflateConfig { windowbits, reserved }),
+            fields!(RawZstdConfig { format, windowlog, reserved }),
             fields!(RawDirent { nid, nameoff, file_type, reserved }),
             fields!(RawXattrHeader { h_name_filter, h_shared_count, h_reserved2 }),
             fields!(RawXattrEntry { e_name_len, e_name_index, e_value_size }),

@@ -136,6 +136,39 @@ impl Checkpoint {
     }
 }
 
+/// Whether an output is all that packed data unpacks to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OutputPart {
+    /// The data ends with the output.
+    Whole,
+    /// More output may follow, which is dropped.
+    Start,
+}
+
+/// Inflates deflate data without a header, and returns its first `length` bytes. `None` if the data is damaged or has
+/// another length.
+pub(crate) fn inflate(packed: &[u8], length: usize, output: OutputPart) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; length.saturating_add(ROOM)];
+    let mut inflater = Inflater::default();
+    let (mut rest, mut at) = (packed, 0_usize);
+    loop {
+        let mut marks = Marks { origin: 0, needed: &mut [] };
+        let step = inflater.step(rest, true, &mut bytes, at, &mut marks).ok()?;
+        rest = rest.get(step.read..)?;
+        at = at.saturating_add(step.written);
+        let is_done = match (output, step.pause) {
+            (OutputPart::Start, _) if at >= length => true,
+            (_, Pause::End) if at == length => true,
+            (_, Pause::Block | Pause::Output) if at <= length => false,
+            _ => return None,
+        };
+        if is_done {
+            bytes.truncate(length);
+            return Some(bytes);
+        }
+    }
+}
+
 /// Prepares an inflater to begin at `start` with `packed`, and returns the bytes to pass to it.
 fn begin<'a>(
     inflater: &mut Inflater,

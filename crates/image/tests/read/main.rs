@@ -11,6 +11,7 @@
 )]
 
 mod composefs;
+mod compressed;
 mod devices;
 mod given;
 mod hostile;

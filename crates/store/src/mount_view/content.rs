@@ -176,7 +176,7 @@ fn pieces<'i>(
                 continue;
             }
             RunPlace::Data(device, offset) if device != Device::IMAGE => (device, offset.0),
-            RunPlace::Data(..) | RunPlace::Inline(_) => return None,
+            RunPlace::Data(..) | RunPlace::Inline(_) | RunPlace::Packed => return None,
         };
         let index = index_of(device)?;
         let until = offset.checked_add(run.len)?;

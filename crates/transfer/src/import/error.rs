@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use image::erofs::read::PATH_MAX;
+use image::erofs::read::{PATH_MAX, ReadError};
 use image::tree::TreeError;
 use image::verity::{Algorithm, ObjectId};
 use store::{Form, OpenImageError, OperationError};
@@ -101,12 +101,19 @@ pub enum ImportError {
         image again (`quire fsck` shows the damage)"
     )]
     LayerBelow(Box<image::digest::Digest>),
-    /// The content of a file of the dump is not found.
-    #[error("cannot import \"{}\" of the dump: {reason}", path.escape_ascii())]
+    /// The content of a file of a dump or a composefs image is not found.
+    #[error("cannot import \"{}\": {reason}", path.escape_ascii())]
     DumpFile {
         /// Path of the file.
         path: Vec<u8>,
         reason: &'static str,
+    },
+    /// A file of an EROFS image cannot be read.
+    #[error("cannot read \"{}\" of the EROFS image", path.escape_ascii())]
+    ErofsFile {
+        /// Path of the file.
+        path: Vec<u8>,
+        source: Box<ReadError>,
     },
     /// A path is longer than system calls allow.
     #[error("the path \"{}…\" has {length} bytes, more than {PATH_MAX}", start.escape_ascii())]
@@ -191,7 +198,7 @@ impl ImportError {
     }
 
     pub(super) fn relocate(source: TreeError) -> Self {
-        Self::failed("map", "the dump's files to objects of the store", source)
+        Self::failed("map", "the image's files to objects of the store", source)
     }
 
     pub(super) fn origin(source: store::OriginError) -> Self {

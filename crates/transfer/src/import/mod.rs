@@ -9,6 +9,7 @@
 mod copy;
 mod decode;
 mod documents;
+mod erofs_file;
 mod error;
 mod failure;
 pub(crate) mod from_store;
@@ -39,6 +40,7 @@ use image::verity::{Algorithm, ImageId, ObjectId};
 use store::{Committed, Form, Origin, RefName, Reference, Store};
 
 pub use decode::DecodeError;
+pub use erofs_file::{DiskError, ErofsFile, FilePiece, Window, image_of};
 pub use error::{ImportError, LayersMismatch};
 pub use failure::LayerFailure;
 #[cfg(feature = "registry")]
@@ -162,9 +164,14 @@ pub fn import(
         ImageSource::Tar(input) => run.layers(&layers::from_tar(input, environment.cancel)?)?,
         ImageSource::Directory(directory) => run.directory(directory)?,
         ImageSource::Dump(input) => run.dump(input)?,
+        ImageSource::Erofs(path) => run.erofs(&ErofsFile::open(path)?)?,
+        ImageSource::Disk(path) => {
+            run.erofs(&ErofsFile::open_disk(path, &options.platform.architecture)?)?
+        }
     };
     let name = match options.name {
         Some(name) => Some(name.clone()),
+        None if options.unnamed => None,
         None => default_name(source, made.name.as_deref()),
     };
     run.finish(made, name, start)
@@ -189,7 +196,9 @@ pub fn check(source: &ImageSource) -> Result<(), ImportError> {
             Input::File(path) => open(input, path),
             Input::Stdin => Ok(()),
         },
-        ImageSource::Directory(path) => open(&Input::File(path.clone()), path),
+        ImageSource::Directory(path) | ImageSource::Erofs(path) | ImageSource::Disk(path) => {
+            open(&Input::File(path.clone()), path)
+        }
     }
 }
 

@@ -32,6 +32,8 @@ pub enum Durable {
 pub struct ImportOptions<'a> {
     /// Name for the image. An image without a name is garbage at once.
     pub name: Option<&'a RefName>,
+    /// Whether the image gets no name if `name` is `None`. Otherwise it gets the source's name.
+    pub unnamed: bool,
     /// Platform to choose among several images; by default Linux on this machine's processor.
     pub platform: &'a Platform,
     /// Whether to accept an image whose config names another platform.
@@ -50,13 +52,13 @@ pub struct ImportOptions<'a> {
     pub form: Form,
     /// How to handle entries that an image cannot hold.
     pub unsupported: Unsupported,
-    /// Which xattrs of directories and tars are kept. Those of dumps are all kept.
+    /// Which xattrs of directories, tars and EROFS images are kept. Those of dumps are all kept.
     pub xattrs: walk::KeptXattrs,
-    /// Which times of directories and tars are kept. Those of dumps are all kept.
+    /// Which times of directories, tars and EROFS images are kept. Those of dumps are all kept.
     pub times: walk::Times,
     /// Versions of the composefs format that the image may have.
     pub versions: Versions,
-    /// Directory with a dump's objects, such as one filled by `mkcomposefs --digest-store`. Objects of the store are
+    /// Directory with the objects of a dump or a composefs image, such as one filled by `mkcomposefs --digest-store`. Objects of the store are
     /// preferred.
     pub objects: Option<&'a Path>,
 }
@@ -65,6 +67,7 @@ impl Default for ImportOptions<'_> {
     fn default() -> Self {
         Self {
             name: None,
+            unnamed: false,
             platform: Platform::of_this_machine(),
             other_platform: OtherPlatform::default(),
             limits: Limits::default(),

@@ -13,8 +13,9 @@ use image::verity::ObjectId;
 use store::walk::FilePart;
 use store::{Form, parallel, walk};
 
+use super::copy::{FileData, KeptMetadata, relocated};
 use super::objects::BATCH;
-use super::{ImportError, ImportRun, UncommittedImage, copy};
+use super::{ImportError, ImportRun, UncommittedImage};
 use crate::progress::Event;
 use oci::files::{self, Stream};
 use oci::source::Input;
@@ -102,17 +103,28 @@ impl ImportRun<'_> {
             }
             ImportError::failed("import", format!("the dump {input}"), source)
         })?;
+        self.with_objects(tree, KeptMetadata::ALL)
+    }
+
+    /// Makes the result for a composefs tree, whose files are in the store or are copied from a folder of objects.
+    pub(super) fn with_objects(
+        &self,
+        tree: Tree,
+        kept: KeptMetadata,
+    ) -> Result<UncommittedImage, ImportError> {
         let wanted = wanted(&tree)?;
         let objects = self.collect(&wanted)?;
-        // A dump may contain any path for a file's data, but in the store the data is at the path of its object.
+        // A tree may contain any path for a file's data, but in the store the data is at the path of its object.
         let moved = wanted.iter().zip(&objects).filter(|(wanted, _)| !wanted.is_in_place);
         let moved: HashMap<_, _> = moved
-            .flat_map(|(wanted, object)| wanted.inodes.iter().map(|it| (*it, *object)))
+            .flat_map(|(wanted, object)| {
+                wanted.inodes.iter().map(|it| (*it, FileData::Object(*object)))
+            })
             .collect();
-        if moved.is_empty() {
+        if moved.is_empty() && kept.is_all() {
             return self.made(tree);
         }
-        let tree = copy::relocated(&tree, &moved).map_err(ImportError::relocate)?;
+        let tree = relocated(&tree, &moved, kept).map_err(ImportError::relocate)?;
         self.made(tree)
     }
 
@@ -155,7 +167,7 @@ impl ImportRun<'_> {
         let failed = |source| ImportError::open(&Input::File(path.clone()), source);
         let metadata = file.metadata().map_err(failed)?;
         if metadata.len() != wanted.size {
-            return Err(refused("the size of its object file is not that in the dump"));
+            return Err(refused("the size of its object file is not that in the image"));
         }
         let mut draft = self.transaction.draft().map_err(ImportError::Object)?;
         let read = walk::parts(&file, wanted.size, &mut Vec::new(), |part| {

@@ -13,7 +13,7 @@ use crate::verbs::VerbArgs;
 
 #[derive(Debug, Args)]
 pub(crate) struct Cat {
-    /// NAME:/PATH
+    /// NAME:/PATH, erofs:FILE:/PATH or disk:FILE:/PATH
     #[arg(required = true)]
     pub(crate) targets: Vec<OsString>,
 }

@@ -20,7 +20,7 @@ use crate::verbs::images::file_listing;
 pub(crate) struct Diff {
     // This is not a doc comment, because rustdoc would parse the brackets as links.
     #[arg(
-        help = "NAME[:/PATH], or the path of an image file; CONTAINER[:/PATH] without another side"
+        help = "NAME[:/PATH], erofs:FILE[:/PATH], disk:FILE[:/PATH], or the path of an image file; CONTAINER[:/PATH] without another side"
     )]
     pub(crate) old: OsString,
     /// The other side, in the same form; without it, a container is compared with its image

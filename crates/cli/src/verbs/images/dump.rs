@@ -14,7 +14,7 @@ use crate::verbs::VerbArgs;
 
 #[derive(Debug, Args)]
 pub(crate) struct Dump {
-    /// A name, an image id or its first digits (6 or more), or the path of an image file
+    /// A name, an image id or its first digits (6 or more), erofs:FILE, disk:FILE, or the path of an image file
     pub(crate) target: OsString,
 }
 

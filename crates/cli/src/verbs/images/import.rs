@@ -24,7 +24,7 @@ use crate::verbs::images::file_listing;
 pub(crate) struct Import {
     // This is not a doc comment, because rustdoc would parse the brackets as a link.
     #[arg(
-        help = "oci:DIR[:TAG], docker-archive:FILE, tar:FILE (- for standard input), dir:DIR or dump:FILE"
+        help = "oci:DIR[:TAG], docker-archive:FILE, tar:FILE (- for standard input), dir:DIR, dump:FILE, erofs:FILE or disk:FILE"
     )]
     pub(crate) source: OsString,
     /// The image's name; by default the source's own
@@ -46,8 +46,9 @@ pub(crate) struct Import {
 
 impl VerbArgs for Import {
     const NAME: &'static str = "import";
-    const ABOUT: &'static str = "Import an image from a layout, archive, tar, directory or dump";
-    const EXAMPLES: &'static str = "quire import oci:./layout:1.0 app\n  docker export web | quire import tar:- web\n  quire import dir:/srv/root base";
+    const ABOUT: &'static str =
+        "Import an image from a layout, archive, tar, directory, dump, EROFS image or disk";
+    const EXAMPLES: &'static str = "quire import oci:./layout:1.0 app\n  docker export web | quire import tar:- web\n  quire import dir:/srv/root base\n  quire import erofs:base.erofs again";
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         import(context, self)

@@ -15,7 +15,7 @@ use crate::verbs::images::file_listing::{self, below};
 
 #[derive(Debug, Args)]
 pub(crate) struct Ls {
-    /// NAME[:/PATH], or the path of an image file
+    /// NAME[:/PATH], erofs:FILE[:/PATH], disk:FILE[:/PATH], or the path of an image file
     pub(crate) target: OsString,
     /// Print mode, links, owner, size and time of each file
     #[arg(short)]

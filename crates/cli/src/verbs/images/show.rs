@@ -1,30 +1,34 @@
 //! `show`: prints the details of an image.
 
+use std::ffi::OsStr;
 use std::io::{self, Write};
 
 use clap::Args;
 use serde::Serialize;
 use serde_json::Value;
 use store::Form;
+use transfer::import::{ErofsFile, Limits, image_of};
 use transfer::{StoredError, StoredImage};
 
 use crate::Answer;
 use crate::output::report::{self, Bytes};
 use crate::session::context::Context;
-use crate::session::target::read_names;
+use crate::session::resources::without_store;
+use crate::session::target::{erofs_file, read_names};
 use crate::verbs::VerbArgs;
 use crate::verbs::images::images::tell_bad;
 
 #[derive(Debug, Args)]
 pub(crate) struct Show {
-    /// A name, an image id or its first digits (6 or more)
+    /// A name, an image id or its first digits (6 or more), erofs:FILE or disk:FILE
     pub(crate) name: String,
 }
 
 impl VerbArgs for Show {
     const NAME: &'static str = "show";
     const ABOUT: &'static str = "Show the details of an image";
-    const EXAMPLES: &'static str = "quire show debian\n  quire show --json debian";
+    const EXAMPLES: &'static str =
+        "quire show debian\n  quire show --json debian\n  quire show erofs:debian.erofs";
     const ALIAS: Option<&'static str> = Some("inspect");
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
@@ -37,13 +41,13 @@ impl VerbArgs for Show {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ShowReport {
-    /// Image id.
+    /// Image id; for an image file, the id of the image that an import in the form `objects` makes.
     image: String,
     /// Names of the image.
     names: Vec<String>,
-    /// `objects`, `packed` or `tar`.
-    #[cfg_attr(test, schemars(with = "String"))]
-    form: Form,
+    /// `objects`, `packed` or `tar`. Null for an image file.
+    #[cfg_attr(test, schemars(with = "Option<String>"))]
+    form: Option<Form>,
     /// Ids of the devices that have the image's data.
     devices: Vec<String>,
     /// Size of these devices.
@@ -64,9 +68,27 @@ pub(crate) struct ShowReport {
     manifest: Option<Value>,
     /// The configuration, as OCI defines it. Null if the image came without one.
     config: Option<Value>,
+    /// The image file. Null for an image of the store.
+    file: Option<ShownFileReport>,
+}
+
+/// An image file as `show --json` describes it.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+struct ShownFileReport {
+    /// Size of a block of the file system.
+    block_bytes: Bytes,
+    /// Algorithms that the image states for compressed files.
+    compression: Vec<String>,
+    /// Whether it is an image of composefs, so that the data of most files is in objects.
+    composefs: bool,
 }
 
 pub(crate) fn show(context: &Context, args: &Show) -> anyhow::Result<Answer> {
+    if let Some(erofs) = erofs_file(OsStr::new(&args.name))? {
+        return show_file(context, &erofs);
+    }
     let store = context.open_with(&args.name)?;
     let found = crate::session::resolve::resolve(&store, &args.name)?;
     let opened = store.open_names(&found.image)?;
@@ -88,7 +110,7 @@ pub(crate) fn show(context: &Context, args: &Show) -> anyhow::Result<Answer> {
     let report = ShowReport {
         image: found.image.to_string(),
         names,
-        form: opened.form,
+        form: Some(opened.form),
         devices: report::texts(opened.devices.iter().map(|it| it.0)),
         data_bytes: Bytes(opened.devices.iter().map(|it| it.1).sum()),
         image_bytes: Bytes(opened.image.size()),
@@ -99,16 +121,50 @@ pub(crate) fn show(context: &Context, args: &Show) -> anyhow::Result<Answer> {
         manifest_digest: found.manifest.map(|it| it.to_string()),
         manifest,
         config,
+        file: None,
     };
     report::print(context.json, &report, ShowReport::write)?;
     Ok(answer)
+}
+
+/// Describes an image file. All of it is read, because its id depends on the contents of its files.
+fn show_file(context: &Context, erofs: &ErofsFile) -> anyhow::Result<Answer> {
+    let limits = Limits::default();
+    let tree = without_store(context, |environment| erofs.tree(&limits, environment))??;
+    let (image, _) = image_of(&tree)?;
+    let superblock = erofs.image().superblock();
+    let block = superblock.block_bits.size();
+    let report = ShowReport {
+        image: image.to_string(),
+        names: Vec::new(),
+        form: None,
+        devices: Vec::new(),
+        data_bytes: Bytes(0),
+        image_bytes: Bytes(superblock.blocks.saturating_mul(block)),
+        inodes: tree.inode_count(),
+        file_bytes: Bytes(tree.files().map(|(_, content)| content.size()).sum()),
+        kernel_verity: false,
+        unproven: false,
+        manifest_digest: None,
+        manifest: None,
+        config: None,
+        file: Some(ShownFileReport {
+            block_bytes: Bytes(block),
+            compression: superblock.algorithms().map(|it| it.to_string()).collect(),
+            composefs: erofs.is_composefs(),
+        }),
+    };
+    report::print(context.json, &report, ShowReport::write)?;
+    Ok(Answer::Yes)
 }
 
 impl ShowReport {
     /// Prints the report for people.
     fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "image     {}", self.image)?;
-        writeln!(out, "names     {}", self.names.join(" "))?;
+        if self.file.is_none() {
+            writeln!(out, "names     {}", self.names.join(" "))?;
+        }
         writeln!(
             out,
             "files     {}, {} of content, image of {}",
@@ -116,12 +172,16 @@ impl ShowReport {
             report::size(self.file_bytes.0),
             report::size(self.image_bytes.0)
         )?;
+        if let Some(file) = &self.file {
+            return file.write(out);
+        }
+        let form = self.form.map(|form| form.to_string()).unwrap_or_default();
         match self.devices.len() {
-            0 => writeln!(out, "form      {}", self.form)?,
+            0 => writeln!(out, "form      {form}")?,
             many => {
                 let (devices, size) =
                     (report::count(many, "device"), report::size(self.data_bytes.0));
-                writeln!(out, "form      {}, in {devices} of {size}", self.form)?;
+                writeln!(out, "form      {form}, in {devices} of {size}")?;
             }
         }
         let checked = match (self.unproven, self.kernel_verity) {
@@ -136,6 +196,18 @@ impl ShowReport {
             writeln!(out, "manifest  {digest}")?;
         }
         self.config.as_ref().map_or(Ok(()), |config| write_config(config, out))
+    }
+}
+
+impl ShownFileReport {
+    /// Prints the details of the file system for people.
+    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        let kind = if self.composefs { "composefs" } else { "EROFS" };
+        writeln!(out, "file      {kind}, blocks of {} bytes", self.block_bytes.0)?;
+        if !self.compression.is_empty() {
+            writeln!(out, "packed    {}", self.compression.join(", "))?;
+        }
+        Ok(())
     }
 }
 

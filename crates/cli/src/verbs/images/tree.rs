@@ -16,7 +16,7 @@ use crate::verbs::images::file_listing::{self, below};
 
 #[derive(Debug, Args)]
 pub(crate) struct Tree {
-    /// NAME[:/PATH], or the path of an image file
+    /// NAME[:/PATH], erofs:FILE[:/PATH], disk:FILE[:/PATH], or the path of an image file
     pub(crate) target: OsString,
     /// Show at most this many levels
     #[arg(short = 'L', long, value_name = "LEVELS", value_parser = levels)]

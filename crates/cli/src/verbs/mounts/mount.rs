@@ -1,5 +1,6 @@
 //! `mount` and `umount`: mount and unmount images.
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
 
 use anyhow::bail;
@@ -8,9 +9,14 @@ use container::bundle::Access;
 use container::mounted::MountNote;
 use container::root::filestore::Backing as FileBacking;
 use container::root::{Shape, TrustedImage, WritableChoice, make, space, warm};
+use image::verity::ImageId;
 use kernel::mount::{Attributes, MountAttrFlags};
+use oci::source::ImageSource;
+use store::{OpenOptions, Store, Transaction};
+use transfer::import::{BUDGET, ImportOptions};
 
 use crate::Answer;
+use crate::args::FormOptions;
 #[cfg(feature = "serve")]
 use crate::args::LazyOptions;
 use crate::args::userns::UserNs;
@@ -18,6 +24,8 @@ use crate::args::writable::{with_a_place, writable};
 use crate::args::{Trust, WARM, Warm};
 use crate::output::report;
 use crate::session::context::Context;
+use crate::session::forms::choose;
+use crate::session::resources::JobResources;
 use crate::session::target;
 use crate::session::ways::Ways;
 use crate::verbs::mounts::mount_spec::SpecificationReport;
@@ -51,7 +59,7 @@ pub(crate) enum MountWord {
 
 #[derive(Debug, Args)]
 pub(crate) struct Mount {
-    /// A name, an image id or its first digits (6 or more)
+    /// A name, an image id or its first digits (6 or more); erofs:FILE or disk:FILE, which is imported first
     pub(crate) name: String,
     /// An existing directory
     #[arg(value_hint = ValueHint::DirPath, required_unless_present = "specification")]
@@ -108,8 +116,7 @@ impl VerbArgs for Mount {
     const NAME: &'static str = "mount";
     const ABOUT: &'static str = "Mount an image on a directory";
     const GROUPS: &'static [option_groups::OptionGroup] = option_groups::MOUNT;
-    const EXAMPLES: &'static str =
-        "quire mount debian /mnt\n  quire mount --writable memory --replace debian /mnt";
+    const EXAMPLES: &'static str = "quire mount debian /mnt\n  quire mount --writable memory --replace debian /mnt\n  quire mount --replace erofs:debian.erofs /mnt";
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         mount(context, self)
@@ -117,13 +124,47 @@ impl VerbArgs for Mount {
 }
 
 pub(crate) fn mount(context: &Context, args: &Mount) -> anyhow::Result<Answer> {
-    let Some(directory) = &args.directory else { return specify(context, args) };
     // Check this first, because it is the easiest error to fix.
-    target::check_directory(directory)?;
+    if let Some(directory) = &args.directory {
+        target::check_directory(directory)?;
+    }
+    let Some(source) = target::file_source(OsStr::new(&args.name))? else {
+        return mount_of(context, args, &args.name);
+    };
+    if args.specification {
+        let name = args.name.escape_debug();
+        bail!("--specification needs an image of the store: `quire import {name} NAME` stores it");
+    }
+    let store = context.open(OpenOptions::create())?;
+    // Until the image is mounted, `gc` keeps it because of this transaction.
+    let keeper = store.begin()?;
+    let image = import_unnamed(context, &store, &source, &keeper)?;
+    mount_of(context, args, &image.to_string())
+}
+
+/// Imports a file that is mounted once. The image gets no name, so `gc` removes it after it is unmounted.
+fn import_unnamed(
+    context: &Context,
+    store: &Store,
+    source: &ImageSource,
+    keeper: &Transaction<'_>,
+) -> anyhow::Result<ImageId> {
+    transfer::import::check(source)?;
+    let form = choose(&FormOptions::default(), store)?;
+    let options =
+        ImportOptions { unnamed: true, keeper: Some(keeper), form, ..ImportOptions::default() };
+    let done = JobResources::new(context, store, BUDGET)
+        .during(|environment| transfer::import::import(store, source, environment, &options))??;
+    Ok(done.image)
+}
+
+/// Mounts the image with this name or id.
+fn mount_of(context: &Context, args: &Mount, name: &str) -> anyhow::Result<Answer> {
+    let Some(directory) = &args.directory else { return specify(context, args, name) };
     #[cfg(feature = "serve")]
-    crate::verbs::images::registry::pull::pull_first(context, &args.name, &args.lazy)?;
-    let store = context.open_with(&args.name)?;
-    let found = crate::session::resolve::resolve(&store, &args.name)?;
+    crate::verbs::images::registry::pull::pull_first(context, name, &args.lazy)?;
+    let store = context.open_with(name)?;
+    let found = crate::session::resolve::resolve(&store, name)?;
     let image = found.image;
     let permitted = crate::session::policy::permit(context, &store, found)?;
     let own = OwnMounts::for_user(context.who());
@@ -229,7 +270,7 @@ fn serve(
 }
 
 /// Prints how another program can mount the image.
-fn specify(context: &Context, args: &Mount) -> anyhow::Result<Answer> {
+fn specify(context: &Context, args: &Mount, name: &str) -> anyhow::Result<Answer> {
     #[cfg(feature = "serve")]
     if args.lazy.lazy.is_some() {
         bail!(
@@ -237,8 +278,8 @@ fn specify(context: &Context, args: &Mount) -> anyhow::Result<Answer> {
             that is completely downloaded: leave --lazy out"
         );
     }
-    let store = context.open_with(&args.name)?;
-    let found = crate::session::resolve::resolve(&store, &args.name)?;
+    let store = context.open_with(name)?;
+    let found = crate::session::resolve::resolve(&store, name)?;
     let permitted = crate::session::policy::permit(context, &store, found)?.open(&store)?;
     let trust = args.trust.wish()?;
     let image = TrustedImage::to_mount(&store, permitted, trust, Some(&WritableChoice::None))?;

@@ -107,7 +107,7 @@ const NOT_RUN: [(&str, &str, &str); 61] = [
 ];
 
 /// Preconditions of a page: the page or `help VERB`, and the commands that establish them.
-const GIVEN: [(&str, &str); 17] = [
+const GIVEN: [(&str, &str); 19] = [
     ("help umount", "quire mount debian /mnt"),
     (
         "help rm",
@@ -125,10 +125,12 @@ const GIVEN: [(&str, &str); 17] = [
         "quire pull debian:12; quire pull debian:13; quire run -d --name web debian sleep 1000",
     ),
     ("help exec", "quire run -d --name web debian sleep 1000"),
-    ("help import", "quire export debian oci:./layout:1.0"),
+    ("help import", "quire export debian oci:./layout:1.0; quire export debian erofs:base.erofs"),
     ("help index", "quire rmi debian; quire pull --form tar --keep-layers debian:latest debian"),
     ("help ls", "quire build dir:/srv/root root.erofs"),
     ("help run", "quire pull nginx; mkdir -p /srv/www; quire tag debian app"),
+    ("help show", "quire export debian erofs:debian.erofs"),
+    ("help mount", "quire export debian erofs:debian.erofs"),
     ("help wait", "quire run -d --name web debian true"),
     ("help merge", "quire tag debian runtime; quire tag debian application"),
 ];

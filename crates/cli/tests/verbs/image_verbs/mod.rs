@@ -2,6 +2,7 @@
 
 pub(super) mod counts;
 pub(super) mod disk;
+pub(super) mod erofs_files;
 pub(super) mod export;
 pub(super) mod filter;
 pub(super) mod forms;

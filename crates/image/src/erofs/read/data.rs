@@ -2,7 +2,7 @@
 
 use zerocopy::little_endian::U32;
 
-use super::error::{ErofsCorruption, Part, ReadError, Unsupported};
+use super::error::{ErofsCorruption, Part, ReadError};
 use super::inode::{FileType, Indexes, Inode, Layout, is_hole};
 use super::source::ReadAt;
 use super::{ByteOffset, Device, Image, fetch, to_u64, to_usize};
@@ -28,6 +28,8 @@ pub enum RunPlace {
     Inline(ByteOffset),
     /// On a device (0 is the image itself) at this offset.
     Data(Device, ByteOffset),
+    /// In the image, compressed.
+    Packed,
 }
 
 impl RunPlace {
@@ -35,6 +37,7 @@ impl RunPlace {
     pub(super) const fn after(self, len: u64) -> Self {
         match self {
             Self::Hole => Self::Hole,
+            Self::Packed => Self::Packed,
             Self::Inline(at) => Self::Inline(ByteOffset(at.0.saturating_add(len))),
             Self::Data(device, at) => Self::Data(device, ByteOffset(at.0.saturating_add(len))),
         }
@@ -44,10 +47,10 @@ impl RunPlace {
 impl<S: ReadAt> Image<S> {
     /// Returns the part from `offset` on of the run of a file's bytes that contains `offset`; `None` at the end, and
     /// for inodes other than files, directories and symlinks. The run lies within the image, or within the length that
-    /// the image states for the device.
+    /// the image states for the device. A compressed file is one run, and its index is not read.
     ///
     /// # Errors
-    /// [`ReadError::Unsupported`] for compressed data; [`ReadError`] if the location is invalid or cannot be read.
+    /// [`ReadError`] if the location is invalid or cannot be read.
     pub fn map(&self, inode: &Inode, offset: ByteOffset) -> Result<Option<Extent>, ReadError> {
         let has_data = matches!(
             inode.file_type(),
@@ -60,7 +63,7 @@ impl<S: ReadAt> Image<S> {
         let hole = Extent { start: offset, len: left, place: RunPlace::Hole };
         let bits = self.superblock.block_bits;
         let extent = match inode.layout {
-            Layout::Compressed => return Err(Unsupported::Compression(inode.nid()).into()),
+            Layout::Compressed { .. } => Extent { place: RunPlace::Packed, ..hole },
             Layout::Plain(None) => hole,
             Layout::Plain(Some(block)) => self.place(inode, Device::IMAGE, block, hole)?,
             Layout::Inline(block) => {
@@ -214,10 +217,12 @@ impl<S: ReadAt> Image<S> {
     /// Reads a file's bytes at `offset` into `buffer`, and returns their number, which is less than the buffer's
     /// length only at the end of the file. `devices` are the devices of the device table, in the same order; devices
     /// from which no bytes are read may be missing. If `devices` is empty, devices in the common address space are
-    /// read from the image itself, after its own blocks, like the kernel does.
+    /// read from the image itself, after its own blocks, like the kernel does. To read a compressed file in several
+    /// steps, use [`Image::reader`], because this function unpacks whole extents each time.
     ///
     /// # Errors
-    /// [`ReadError::NoDevice`], [`ReadError::Io`], and the errors of [`Image::map`].
+    /// [`ReadError::NoDevice`], [`ReadError::Io`], and the errors of [`Image::map`]; for compressed files
+    /// [`ReadError::Unsupported`] or [`ReadError::Corrupt`].
     pub fn read(
         &self,
         inode: &Inode,
@@ -225,6 +230,9 @@ impl<S: ReadAt> Image<S> {
         buffer: &mut [u8],
         devices: &[&dyn ReadAt],
     ) -> Result<usize, ReadError> {
+        if inode.is_compressed() {
+            return self.reader(inode).read(offset, buffer, devices);
+        }
         let mut done = 0;
         while let Some(rest) = buffer.get_mut(done..).filter(|rest| !rest.is_empty()) {
             let at = ByteOffset(offset.0.saturating_add(to_u64(done)));
@@ -255,6 +263,7 @@ impl<S: ReadAt> Image<S> {
                 return self.fetch(at, buffer, part);
             }
             RunPlace::Data(device, at) => (device, at),
+            RunPlace::Packed => unreachable!("compressed files have a reader"),
         };
         let slot = device.slot().expect("the image was handled above");
         if let Some(source) = devices.get(slot) {

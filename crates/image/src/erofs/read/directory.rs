@@ -4,6 +4,7 @@ use std::cmp::Ordering;
 
 use zerocopy::FromBytes as _;
 
+use super::compressed::FileReader;
 use super::error::{ErofsCorruption, ReadError};
 use super::inode::{FileType, Inode, Nid};
 use super::source::ReadAt;
@@ -108,6 +109,7 @@ impl<S: ReadAt> Image<S> {
         ReadDir {
             image: self,
             directory: *directory,
+            reader: self.reader(directory),
             block: Vec::new(),
             is_read: false,
             number: from.0 >> ENTRY_BITS,
@@ -121,6 +123,7 @@ impl<S: ReadAt> Image<S> {
     fn directory_block(
         &self,
         directory: &Inode,
+        reader: &mut FileReader<'_, S>,
         number: u64,
         bytes: &mut Vec<u8>,
     ) -> Result<bool, ReadError> {
@@ -131,7 +134,7 @@ impl<S: ReadAt> Image<S> {
             _ => 0,
         };
         bytes.resize(to_usize(len), 0);
-        self.read(directory, ByteOffset(start), bytes, &[])?;
+        reader.read(ByteOffset(start), bytes, &[])?;
         Ok(len != 0)
     }
 
@@ -142,7 +145,7 @@ impl<S: ReadAt> Image<S> {
     /// [`ReadError`] if a block of the directory is invalid or cannot be read.
     pub fn lookup(&self, directory: &Inode, name: &[u8]) -> Result<Option<Nid>, ReadError> {
         let nid = directory.nid();
-        let mut bytes = Vec::new();
+        let (mut bytes, mut reader) = (Vec::new(), self.reader(directory));
         let blocks = match directory.file_type() {
             FileType::Directory => directory.size().div_ceil(self.superblock.block_bits.size()),
             _ => 0,
@@ -151,7 +154,7 @@ impl<S: ReadAt> Image<S> {
         let (mut low, mut high) = (0, blocks);
         while low < high {
             let middle = low.midpoint(high);
-            self.directory_block(directory, middle, &mut bytes)?;
+            self.directory_block(directory, &mut reader, middle, &mut bytes)?;
             let block = Block::new(nid, middle, &bytes)?;
             let Some(first) = block.entry(0)? else { break };
             match first.name.cmp(name) {
@@ -161,7 +164,7 @@ impl<S: ReadAt> Image<S> {
             }
         }
         let Some(number) = low.checked_sub(1) else { return Ok(None) };
-        self.directory_block(directory, number, &mut bytes)?;
+        self.directory_block(directory, &mut reader, number, &mut bytes)?;
         let block = Block::new(nid, number, &bytes)?;
         let (mut low, mut high) = (0, block.entries.len());
         while low < high {
@@ -196,6 +199,7 @@ impl<S: ReadAt> Image<S> {
 pub struct ReadDir<'i, S> {
     image: &'i Image<S>,
     directory: Inode,
+    reader: FileReader<'i, S>,
     block: Vec<u8>,
     /// Whether `block` holds the block with the index `number`.
     is_read: bool,
@@ -253,8 +257,8 @@ impl<S: ReadAt> ReadDir<'_, S> {
                 self.number = self.number.saturating_add(1);
                 self.next_entry = 0;
             }
-            self.is_read =
-                self.image.directory_block(&self.directory, self.number, &mut self.block)?;
+            let Self { image, directory, reader, number, block, .. } = self;
+            self.is_read = image.directory_block(directory, reader, *number, block)?;
             if !self.is_read {
                 return Ok(false);
             }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use super::{ByteOffset, Device, Nid};
+use super::{Algorithm, ByteOffset, Device, Nid};
 use crate::tree::TreeError;
 
 /// The reason why an image cannot be read.
@@ -21,6 +21,9 @@ pub enum ReadError {
     /// The image contradicts itself or the format.
     #[error("the image is corrupt: {0}")]
     Corrupt(ErofsCorruption),
+    /// The image has more names than the caller accepts.
+    #[error("the image has more than {0} names")]
+    Names(u64),
     /// The bytes are on a device that the caller did not provide.
     #[error("the data is on {0}, which is not open")]
     NoDevice(Device),
@@ -45,8 +48,20 @@ pub enum Unsupported {
     Features(u32),
     /// Metadata in a separate (compressed) inode, the metabox.
     Metabox,
-    /// Compressed data.
-    Compression(Nid),
+    /// RAFS, the format of Nydus, version 6.
+    Rafs,
+    /// A compressed file whose end, or all of it, is in another inode.
+    Fragments(Nid),
+    /// Unknown bits of the algorithms that the image may use.
+    Algorithms(u16),
+    /// A compressed file with an unknown algorithm.
+    Algorithm(Nid, u8),
+    /// Settings of an algorithm in another format.
+    AlgorithmFormat(Algorithm, u16),
+    /// Unknown bits of the index of a compressed file.
+    MapFormat(Nid, u16),
+    /// A compressed file with logical clusters of 2 to this power of bytes.
+    ClusterSize(Nid, u32),
     /// Directory blocks of 2 to this power of blocks.
     DirectoryBlocks(u8),
     /// Unknown bits of an inode's format.
@@ -66,7 +81,21 @@ impl fmt::Display for Unsupported {
         match self {
             Self::Features(bits) => write!(f, "features {bits:#x}"),
             Self::Metabox => write!(f, "metadata compression"),
-            Self::Compression(nid) => write!(f, "compression (inode {nid})"),
+            Self::Rafs => write!(f, "data of RAFS, the format of Nydus"),
+            Self::Fragments(nid) => write!(f, "fragments (inode {nid})"),
+            Self::Algorithms(bits) => write!(f, "compression algorithms {bits:#x}"),
+            Self::Algorithm(nid, number) => {
+                write!(f, "compression algorithm {number} of inode {nid}")
+            }
+            Self::AlgorithmFormat(algorithm, format) => {
+                write!(f, "settings of {algorithm} in format {format}")
+            }
+            Self::MapFormat(nid, bits) => {
+                write!(f, "format {bits:#x} of the compression of inode {nid}")
+            }
+            Self::ClusterSize(nid, bits) => {
+                write!(f, "logical clusters of 2^{bits} bytes of inode {nid}")
+            }
             Self::DirectoryBlocks(bits) => write!(f, "directory blocks of 2^{bits} blocks"),
             Self::InodeFormat(nid, bits) => write!(f, "format {bits:#x} of inode {nid}"),
             Self::DataLayout(nid, layout) => write!(f, "data layout {layout} of inode {nid}"),
@@ -107,6 +136,10 @@ pub enum Part {
     SharedXattr(u32),
     /// The chunk table after an inode.
     ChunkTable(Nid),
+    /// The compression settings after the superblock.
+    Settings,
+    /// The index of a compressed inode.
+    ClusterIndex(Nid),
     /// The data of an inode: a file's content, a directory's entries or a symlink's target.
     Data(Nid),
 }
@@ -121,6 +154,8 @@ impl fmt::Display for Part {
             Self::Xattrs(nid) => write!(f, "the xattrs of inode {nid}"),
             Self::SharedXattr(id) => write!(f, "shared xattr {id}"),
             Self::ChunkTable(nid) => write!(f, "the chunk table of inode {nid}"),
+            Self::Settings => write!(f, "the compression settings"),
+            Self::ClusterIndex(nid) => write!(f, "the index of compressed inode {nid}"),
             Self::Data(nid) => write!(f, "the data of inode {nid}"),
         }
     }
@@ -403,6 +438,119 @@ pub enum ErofsCorruption {
     Amplified {
         /// Number of bytes that an image of this length may have.
         bound: u64,
+    },
+    /// A compression algorithm has settings that the format does not allow.
+    #[error("the settings of {algorithm} have the value {value}, which is not allowed")]
+    Settings {
+        /// The algorithm.
+        algorithm: Algorithm,
+        /// The size or logarithm of the window, or the length of the settings in bytes.
+        value: u32,
+    },
+    /// A compressed file uses an algorithm that the image does not state.
+    #[error("inode {nid} is compressed with {algorithm}, which the image does not state")]
+    Algorithm {
+        /// The file.
+        nid: Nid,
+        /// The algorithm.
+        algorithm: Algorithm,
+    },
+    /// The header of a file's index contradicts the superblock or itself.
+    #[error("the index of compressed inode {nid} has the contradictory flags {flags:#x}")]
+    MapHeader {
+        /// The file.
+        nid: Nid,
+        /// Flags of the header.
+        flags: u16,
+    },
+    /// A logical cluster states that an extent begins after its end.
+    #[error("cluster {cluster} of inode {nid} states an extent at byte {offset} of the cluster")]
+    ClusterOffset {
+        /// The file.
+        nid: Nid,
+        /// Number of the logical cluster.
+        cluster: u64,
+        /// Offset of the extent in the cluster, in bytes.
+        offset: u64,
+    },
+    /// The distance from a logical cluster to the one in which its extent begins is wrong.
+    #[error("the extent of cluster {cluster} of inode {nid} does not begin {back} clusters before")]
+    ClusterBack {
+        /// The file.
+        nid: Nid,
+        /// Number of the logical cluster.
+        cluster: u64,
+        /// The distance.
+        back: u64,
+    },
+    /// A logical cluster lacks the number of blocks of a physical cluster, or states a wrong one.
+    #[error("cluster {cluster} of inode {nid} states no valid number of compressed blocks")]
+    ClusterBlocks {
+        /// The file.
+        nid: Nid,
+        /// Number of the logical cluster.
+        cluster: u64,
+    },
+    /// An extent or its physical cluster has a wrong length.
+    #[error("inode {nid} has {len} bytes at byte {start} in {packed} bytes of the image")]
+    ExtentLength {
+        /// The file.
+        nid: Nid,
+        /// Offset of the extent in the file.
+        start: ByteOffset,
+        /// Length of the extent in bytes.
+        len: u64,
+        /// Length of the physical cluster in bytes.
+        packed: u64,
+    },
+    /// An extent overlaps another one.
+    #[error("inode {nid} has an extent of {len} bytes at byte {start} for byte {offset}")]
+    ExtentOverlap {
+        /// The file.
+        nid: Nid,
+        /// Offset of the extent in the file.
+        start: ByteOffset,
+        /// Length of the extent in bytes.
+        len: u64,
+        /// Offset of the byte that was read.
+        offset: ByteOffset,
+    },
+    /// Extents are not in the order of their offsets.
+    #[error("extent {number} of inode {nid} begins at byte {start}, after the next one")]
+    ExtentOrder {
+        /// The file.
+        nid: Nid,
+        /// Number of the extent.
+        number: u64,
+        /// Offset of the extent in the file.
+        start: ByteOffset,
+    },
+    /// The bytes of a physical cluster are damaged, or they unpack to another number of bytes.
+    #[error(
+        "inode {nid} has {len} bytes at byte {start} that do not come from the {packed} bytes at byte {at} of the \
+        image as {method} data"
+    )]
+    Unpacked {
+        /// The file.
+        nid: Nid,
+        /// Offset of the extent in the file.
+        start: ByteOffset,
+        /// Length of the extent in bytes.
+        len: u64,
+        /// Offset of the physical cluster in the image.
+        at: ByteOffset,
+        /// Length of the physical cluster in bytes.
+        packed: u64,
+        /// The algorithm.
+        method: &'static str,
+    },
+    /// Large physical clusters are used for few bytes.
+    #[error("the image has {packed} bytes of compressed data for {unpacked} bytes of files")]
+    PackedWork {
+        /// Bytes of physical clusters that were read.
+        packed: u64,
+        /// Bytes of files.
+        unpacked: u64,
     },
     /// In a composefs image, a file has more inline bytes than composefs allows.
     #[error("file {nid} has {size} bytes inside the image, more than the 5000 of composefs")]

@@ -72,7 +72,7 @@ pub fn examine(bytes: &[u8], content_max: u64) -> Result<Examined, ReadError> {
         }
         match step.inode.file_type() {
             FileType::Symlink => drop(image.read_link(&step.inode)?),
-            FileType::Regular if !step.inode.is_compressed() => {
+            FileType::Regular => {
                 let read = read_file(&image, &step.inode, &mut left)?;
                 found.bytes = found.bytes.saturating_add(read);
             }
@@ -89,9 +89,8 @@ pub fn examine(bytes: &[u8], content_max: u64) -> Result<Examined, ReadError> {
         };
         let nobody = Objects { algorithm: Algorithm::Sha256, inline_max: 64, find: &find };
         match native_tree(&image, nobody) {
-            // These are compressed files, data on devices that were not passed, and holes that are too large to be
-            // hashed.
-            Ok(_) | Err(ReadError::Unsupported(_) | ReadError::NoDevice(_)) => {}
+            // These are data on devices that were not passed, and holes that are too large to be hashed.
+            Ok(_) | Err(ReadError::NoDevice(_)) => {}
             Err(ReadError::Corrupt(ErofsCorruption::Amplified { .. })) => {}
             Err(error) => return Err(error),
         }
@@ -107,6 +106,7 @@ pub fn examine(bytes: &[u8], content_max: u64) -> Result<Examined, ReadError> {
 /// Reads at most `left` bytes of a file, skipping data on other devices, and returns the number of bytes read.
 fn read_file(image: &Image<&[u8]>, inode: &Inode, left: &mut u64) -> Result<u64, ReadError> {
     let mut buffer = vec![0; 64 << 10];
+    let mut reader = image.reader(inode);
     let (mut at, mut bytes) = (0, 0);
     while *left != 0
         && let Some(extent) = image.map(inode, ByteOffset(at))?
@@ -118,7 +118,7 @@ fn read_file(image: &Image<&[u8]>, inode: &Inode, left: &mut u64) -> Result<u64,
             while at < end {
                 let len = buffer.len().min(to_usize(end.saturating_sub(at)));
                 let buffer = buffer.get_mut(..len).unwrap_or_default();
-                match image.read(inode, ByteOffset(at), buffer, &[])? {
+                match reader.read(ByteOffset(at), buffer, &[])? {
                     0 => return Ok(bytes),
                     read => at = at.saturating_add(to_u64(read)),
                 }

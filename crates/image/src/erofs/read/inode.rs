@@ -104,8 +104,8 @@ pub(super) enum Layout {
     Inline(u64),
     /// Chunks of 2 to the power of `bits` bytes, whose locations are in a table after the inode.
     Chunks { bits: u32, indexes: Indexes },
-    /// Compressed data, which this reader cannot read.
-    Compressed,
+    /// Compressed data. `is_full` states the form of the index.
+    Compressed { is_full: bool },
 }
 
 /// The type of a chunk table's entries.
@@ -174,10 +174,10 @@ impl Inode {
         self.device_number
     }
 
-    /// Whether the data is compressed, so that this reader cannot read it.
+    /// Whether the data is compressed.
     #[must_use]
     pub const fn is_compressed(&self) -> bool {
-        matches!(self.layout, Layout::Compressed)
+        matches!(self.layout, Layout::Compressed { .. })
     }
 
     /// Whether the data is in chunks, which may be on other devices or holes. Otherwise the data is in the image.
@@ -296,7 +296,8 @@ impl<S: ReadAt> Image<S> {
             LAYOUT_FLAT_PLAIN => Layout::Plain((block != hole).then_some(block)),
             LAYOUT_FLAT_INLINE => Layout::Inline(block),
             LAYOUT_CHUNK_BASED => self.chunks(nid, u)?,
-            LAYOUT_COMPRESSED_FULL | LAYOUT_COMPRESSED_COMPACT => Layout::Compressed,
+            LAYOUT_COMPRESSED_FULL => Layout::Compressed { is_full: true },
+            LAYOUT_COMPRESSED_COMPACT => Layout::Compressed { is_full: false },
             other => return Err(Unsupported::DataLayout(nid, other).into()),
         };
         // The first unit represents the header, and each further unit represents 4 bytes after it.

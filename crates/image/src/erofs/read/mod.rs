@@ -1,15 +1,16 @@
-//! Reads EROFS images: images of Quire, images of C composefs, and all uncompressed images of `mkfs.erofs`.
+//! Reads EROFS images: images of Quire, images of C composefs, and images of `mkfs.erofs`.
 //!
 //! Goals, in order: correct on hostile images, then easy, then fast. Every value in an image is checked:
 //! [`Image::open`] and the methods below return [`ReadError::NotErofs`], [`ReadError::Unsupported`] with the feature,
-//! or [`ReadError::Corrupt`] with the values that prove it. Compressed *files* are listed with all their metadata;
-//! only reading their bytes is unsupported.
+//! or [`ReadError::Corrupt`] with the values that prove it. Files may be compressed ([`FileReader`] reads them fastest).
+//! Compressed metadata, files with fragments in another inode, and RAFS images are unsupported.
 //!
 //! # Bounds
 //! For any bytes, reading terminates, never panics, and holds at most:
 //! - one inode, one directory block of at most 64 KiB and one name, while a directory is read or searched;
 //! - [`XATTRS_BYTES_MAX`] for the xattrs of one inode, of which names take at most [`XATTR_LIST_MAX`];
 //! - 16 MiB in [`Cached`], if it is used;
+//! - 13 MiB and the state of a decoder, at most 2 MiB, in a [`FileReader`] of a compressed file;
 //! - [`kept_bound`] bytes of names, xattrs, targets and content that one [`Walk`] or [`to_tree()`] takes from the
 //!   image. The structures built from them (a tree, the numbers of inodes, open directories) take a small multiple of
 //!   that.
@@ -20,6 +21,7 @@
 
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
+mod compressed;
 mod data;
 mod directory;
 mod error;
@@ -34,6 +36,7 @@ mod to_tree;
 mod walk;
 mod xattr;
 
+pub use compressed::{Algorithm, FileReader};
 pub use data::{Extent, Extents, RunPlace};
 pub use directory::{DirEntry, DirPosition, ReadDir};
 pub use error::{ErofsCorruption, Part, ReadError, Unsupported};
@@ -44,7 +47,7 @@ pub use native_files::{Located, Objects};
 pub use overlay_view::{ShownContent, ShownEntry, ShownFile, ShownImage, ShownName};
 pub use source::{CacheSize, Cached, ReadAt};
 pub use superblock::{BlockBits, ComposefsHeader, DeviceSlot, NativeHeader, Superblock};
-pub use to_tree::{ImageTree, Owners, View, to_tree};
+pub use to_tree::{ImageTree, Owners, TreeBounds, View, to_tree, to_tree_within};
 pub use walk::{PATH_MAX, Step, Walk, kept_bound, work_bound};
 pub use xattr::{InodeXattrs, XATTR_LIST_MAX, XATTRS_BYTES_MAX, Xattr};
 
@@ -52,6 +55,7 @@ use std::fmt;
 
 use zerocopy::{FromBytes, IntoBytes};
 
+use compressed::PackedWork;
 use xattr::LongPrefix;
 
 /// An offset in bytes from the beginning of an image, a device or a file.
@@ -95,6 +99,7 @@ pub struct Image<S> {
     superblock: Superblock,
     devices: Vec<DeviceSlot>,
     prefixes: Vec<LongPrefix>,
+    work: PackedWork,
 }
 
 impl<S: ReadAt> Image<S> {
@@ -106,7 +111,8 @@ impl<S: ReadAt> Image<S> {
     pub fn open(source: S) -> Result<Self, ReadError> {
         let (superblock, raw) = superblock::read(&source)?;
         let devices = superblock::devices(&source, &superblock, &raw)?;
-        let mut image = Self { source, superblock, devices, prefixes: Vec::new() };
+        let (prefixes, work) = (Vec::new(), PackedWork::default());
+        let mut image = Self { source, superblock, devices, prefixes, work };
         image.prefixes = image.long_prefixes(&raw)?;
         let root = image.root()?;
         if root.file_type() != FileType::Directory {

@@ -37,7 +37,7 @@ pub fn native_tree<S: ReadAt>(
 ) -> Result<ImageTree, ReadError> {
     let fingerprint = image.fingerprint_name()?.unwrap_or_default();
     let files = FileConversion::new(objects, fingerprint, kept_bound(image.source().len()));
-    Reader::new(image, View::Plain, Some(files)).read()
+    Reader::new(image, View::Plain, Some(files)).read(None)
 }
 
 impl<S: ReadAt> Image<S> {

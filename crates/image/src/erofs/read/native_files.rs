@@ -125,7 +125,7 @@ impl FileConversion<'_> {
         // Several inodes may have the same blocks. If one has a tail after the inode, they are not the same file.
         let key = first.filter(|extent| extent.len == size).and_then(|extent| match extent.place {
             RunPlace::Data(_, offset) => Some((offset, size)),
-            RunPlace::Hole | RunPlace::Inline(_) => None,
+            RunPlace::Hole | RunPlace::Inline(_) | RunPlace::Packed => None,
         });
         if let Some(object) = key.and_then(|key| self.seen.get(&key)) {
             return Ok(external(Some(*object)));
@@ -149,9 +149,10 @@ fn hash<S: ReadAt>(
 ) -> Result<ObjectId, ReadError> {
     let mut hasher = Hasher::new(algorithm);
     let mut buffer = vec![0; to_usize(inode.size().min(1 << 20))];
+    let mut reader = image.reader(inode);
     let mut at = 0_u64;
     loop {
-        let read = image.read(inode, ByteOffset(at), &mut buffer, &[])?;
+        let read = reader.read(ByteOffset(at), &mut buffer, &[])?;
         if read == 0 {
             return Ok(hasher.finish().into());
         }

@@ -9,10 +9,11 @@ use super::{ByteOffset, Device, Nid, fetch, fetch_raw, to_u64, to_usize};
 use crate::erofs::layout::{
     COMPOSEFS_HAS_ACL, COMPOSEFS_HEADER_VERSION, COMPOSEFS_MAGIC, NATIVE_HAS_ACL, NATIVE_HAS_TAR,
     NATIVE_HEADER_VERSION, NATIVE_MAGIC, RawComposefsHeader, RawDeviceSlot, RawNativeHeader,
-    RawSuperblock, SLOT_SIZE, SUPERBLOCK_MAGIC, SUPERBLOCK_OFFSET, compat, incompat,
+    RawSuperblock, SLOT_SIZE, SUPERBLOCK_EXTSLOT_SIZE, SUPERBLOCK_MAGIC, SUPERBLOCK_OFFSET, compat,
+    incompat,
 };
 
-/// All known features. Each of them either does not affect uncompressed data or is refused by name.
+/// All known features. The reader supports each of them, or refuses it by name.
 const KNOWN: u32 = incompat::ZERO_PADDING
     | incompat::COMPR_CFGS
     | incompat::CHUNKED_FILE
@@ -28,7 +29,7 @@ const KNOWN: u32 = incompat::ZERO_PADDING
 pub struct BlockBits(u8);
 
 impl BlockBits {
-    fn new(bits: u8) -> Result<Self, ErofsCorruption> {
+    pub(super) fn new(bits: u8) -> Result<Self, ErofsCorruption> {
         // The minimum is 2^9, the alignment of tar entries. The kernel's maximum is its page size, which is at most 64
         // KiB.
         match bits {
@@ -116,6 +117,10 @@ pub struct Superblock {
     pub composefs: Option<ComposefsHeader>,
     /// Quire's header of a native image; `None` for images older than the first release.
     pub native: Option<NativeHeader>,
+    /// A bit for each compression algorithm, with [`incompat::COMPR_CFGS`].
+    pub(super) algorithm_bits: u16,
+    /// Offset of the compression settings, with [`incompat::COMPR_CFGS`].
+    pub(super) settings: ByteOffset,
     /// Offset of nid 0.
     pub(super) metadata: ByteOffset,
     /// Offset of the shared xattr with id 0.
@@ -164,6 +169,9 @@ pub(super) fn read(source: &impl ReadAt) -> Result<(Superblock, RawSuperblock), 
     if incompat & !KNOWN != 0 {
         return Err(Unsupported::Features(incompat & !KNOWN).into());
     }
+    if compat & compat::RAFS_V6 != 0 {
+        return Err(Unsupported::Rafs.into());
+    }
     if incompat & incompat::METABOX != 0 {
         return Err(Unsupported::Metabox.into());
     }
@@ -186,6 +194,7 @@ pub(super) fn read(source: &impl ReadAt) -> Result<(Superblock, RawSuperblock), 
     let block = |number: u32| {
         block_bits.start(u64::from(number)).expect("2^32 blocks of 2^16 bytes are below 2^64")
     };
+    let slots = usize::from(raw.sb_extslots).saturating_mul(SUPERBLOCK_EXTSLOT_SIZE);
     let has_packed = incompat & incompat::FRAGMENTS != 0 && raw.packed_nid.get() != 0;
     let superblock = Superblock {
         block_bits,
@@ -205,6 +214,8 @@ pub(super) fn read(source: &impl ReadAt) -> Result<(Superblock, RawSuperblock), 
             .then_some(raw.ishare_xattr_prefix_id),
         composefs: composefs_header(source)?,
         native: native_header(source)?,
+        algorithm_bits: raw.available_compr_algs.get(),
+        settings: ByteOffset(end.saturating_add(to_u64(slots))),
         metadata: block(raw.meta_blkaddr.get()),
         shared_xattrs: block(raw.xattr_blkaddr.get()),
     };

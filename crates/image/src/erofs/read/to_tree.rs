@@ -8,9 +8,10 @@ use super::error::{ErofsCorruption, ReadError};
 use super::inode::{FileType, Inode, Nid};
 use super::native_files::FileConversion;
 use super::source::ReadAt;
-use super::walk::{Budget, Step, work_bound};
+use super::walk::{Budget, Step, kept_bound, work_bound};
 use super::xattr::{InodeXattrs, Xattr};
 use super::{ByteOffset, Image, to_u64, to_usize};
+use crate::erofs::layout::XATTR_PREFIXES;
 use crate::tree::{
     Builder, Content, InodeId, Link, Location, Metadata, Node, Tree, TreeError, XattrsId,
 };
@@ -27,6 +28,18 @@ pub enum View {
     /// read with [`Image::read`], by the nids in [`ImageTree::nids`]. xattrs that the kernel does not show are
     /// dropped.
     Plain,
+    /// Like `Plain`, for images that become images of Quire again. Fingerprints are dropped, and xattrs of namespaces
+    /// that EROFS has no number for are kept: the kernel does not show them, but Quire's exports have them.
+    Stored,
+}
+
+/// Limits on the size of a tree, for an image that may be a sparse file of any length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TreeBounds {
+    /// Maximum number of names, including the root.
+    pub names: u64,
+    /// Maximum number of bytes of names, xattrs, targets and inline content.
+    pub bytes: u64,
 }
 
 /// The rule that determines which name owns an inode, because a composefs image does not state this.
@@ -72,7 +85,26 @@ pub fn to_tree<S: ReadAt>(image: &Image<S>, view: View) -> Result<ImageTree, Rea
     if let View::Composefs(_) = view {
         image.superblock().composefs.ok_or(ReadError::NotComposefs)?.check()?;
     }
-    Reader::new(image, view, None).read()
+    Reader::new(image, view, None).read(None)
+}
+
+/// Like [`to_tree`], with limits besides those that the image's length sets.
+///
+/// # Errors
+/// As [`to_tree`], and [`ReadError::Names`].
+pub fn to_tree_within<S: ReadAt>(
+    image: &Image<S>,
+    view: View,
+    bounds: TreeBounds,
+) -> Result<ImageTree, ReadError> {
+    if let View::Composefs(_) = view {
+        image.superblock().composefs.ok_or(ReadError::NotComposefs)?.check()?;
+    }
+    let mut reader = Reader::new(image, view, None);
+    if view == View::Stored {
+        reader.fingerprint = image.fingerprint_name()?.unwrap_or_default();
+    }
+    reader.read(Some(bounds))
 }
 
 #[derive(Debug)]
@@ -93,6 +125,8 @@ pub(super) struct Reader<'i, S> {
     xattrs: InodeXattrs,
     /// A symlink's target or inline content.
     bytes: Vec<u8>,
+    /// Name of the xattr with a file's fingerprint, which is dropped; empty if there is none.
+    fingerprint: Vec<u8>,
 }
 
 /// The data that composefs stores in xattrs.
@@ -118,12 +152,22 @@ impl<'i, S: ReadAt> Reader<'i, S> {
             shared: HashSet::new(),
             xattrs: InodeXattrs::new(),
             bytes: Vec::new(),
+            fingerprint: Vec::new(),
         }
     }
 
-    pub(super) fn read(mut self) -> Result<ImageTree, ReadError> {
+    pub(super) fn read(mut self, bounds: Option<TreeBounds>) -> Result<ImageTree, ReadError> {
         let mut walk = self.image.walk();
+        let mut names = u64::MAX;
+        if let Some(bounds) = bounds {
+            let len = self.image.source().len();
+            walk.kept = Budget::new(kept_bound(len).min(bounds.bytes));
+            self.work = Budget::new(work_bound(len.min(bounds.bytes / 4)));
+            names = bounds.names;
+        }
+        let mut left = names;
         while let Some(step) = walk.next()? {
+            left = left.checked_sub(1).ok_or(ReadError::Names(names))?;
             let kept = self.step(&step)?;
             walk.kept.spend(kept)?;
         }
@@ -162,7 +206,11 @@ impl<'i, S: ReadAt> Reader<'i, S> {
             let hidden = self.native.as_ref().map(|files| &files.fingerprint[..]);
             // A native image keeps all of its xattrs, because exports need even xattrs that no mount shows.
             let is_native = hidden.is_some();
-            let is_kept = |it: &Xattr<'_>| (it.is_visible || is_native) && Some(it.name) != hidden;
+            let is_stored = self.view == View::Stored;
+            let is_kept = |it: &Xattr<'_>| match is_stored {
+                true => is_stored_xattr(it) && it.name != self.fingerprint,
+                false => (it.is_visible || is_native) && Some(it.name) != hidden,
+            };
             let visible = xattrs.iter().filter(is_kept);
             let set = self.builder.xattrs(visible.map(|xattr| (xattr.name, xattr.value)));
             (set, Overlay::default())
@@ -266,7 +314,7 @@ impl<'i, S: ReadAt> Reader<'i, S> {
         if let Some(files) = &mut self.native {
             return files.content(self.image, inode, xattrs, bytes);
         }
-        if self.view == View::Plain {
+        if matches!(self.view, View::Plain | View::Stored) {
             return Ok(Content::External { size, object: None, location: Location::None });
         }
         if inode.is_chunk_based() {
@@ -294,6 +342,13 @@ impl<'i, S: ReadAt> Reader<'i, S> {
         self.pending.insert(&self.ids, &mut self.builder)?;
         Ok(ImageTree { tree: self.builder.finish(), nids: self.nids, sizes: self.sizes })
     }
+}
+
+/// Whether an image of Quire may have an xattr of another image. A name with a known prefix that the kernel does not
+/// show would become visible, because Quire writes it with its prefix.
+fn is_stored_xattr(xattr: &Xattr<'_>) -> bool {
+    let has_prefix = XATTR_PREFIXES.iter().any(|(_, prefix)| xattr.name.starts_with(prefix));
+    xattr.is_visible || !has_prefix
 }
 
 /// Whether an inode is a whiteout that hides an object directory from overlayfs. composefs escapes all other

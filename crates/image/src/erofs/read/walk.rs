@@ -119,8 +119,9 @@ impl<S: ReadAt> Image<S> {
     /// Walks every name, depth first.
     #[must_use]
     pub fn walk(&self) -> Walk<'_, S> {
-        // The number that the image states, but at most the number that fits: 64 bytes for each inode with its names.
-        let inodes = self.superblock.inodes.min(self.source.len() / 64);
+        // The number that the image states, but at most the number that fits: 64 bytes for each inode with its names. A
+        // sparse file may have any length, so the table of a very large image grows.
+        let inodes = self.superblock.inodes.min(self.source.len() / 64).min(1 << 20);
         Walk {
             image: self,
             stack: Vec::new(),

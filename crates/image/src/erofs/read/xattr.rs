@@ -146,10 +146,11 @@ impl<S: ReadAt> Image<S> {
             Some(nid) => Some(self.inode(nid)?),
             None => None,
         };
-        let fetch = |at: u64, bytes: &mut [u8], part| match &packed {
+        let mut packed = packed.map(|packed| (packed, self.reader(&packed)));
+        let mut fetch = |at: u64, bytes: &mut [u8], part| match &mut packed {
             None => self.fetch(ByteOffset(at), bytes, part),
-            Some(packed) => {
-                let read = self.read(packed, ByteOffset(at), bytes, &[])?;
+            Some((packed, reader)) => {
+                let read = reader.read(ByteOffset(at), bytes, &[])?;
                 let (device, len) = (super::Device::IMAGE, to_u64(bytes.len()));
                 let (offset, bound) = (ByteOffset(at), packed.size());
                 match read == bytes.len() {
