@@ -16,6 +16,7 @@ mod sealed;
 mod service;
 mod still;
 mod succession;
+mod urgency;
 mod windows;
 
 use std::fs::{self, File};
