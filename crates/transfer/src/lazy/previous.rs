@@ -4,7 +4,10 @@ use std::cmp::Reverse;
 
 use image::digest::Digest;
 use image::verity::ImageId;
-use store::{DEFAULT_TRACE, OperationError, Origin, Seconds, StartRecord, Store};
+use store::{
+    DEFAULT_TRACE, OperationError, Origin, Reference as StoredReference, Seconds, StartRecord,
+    Store,
+};
 
 use super::start::{DeviceReads, started_files};
 
@@ -19,15 +22,14 @@ pub struct PreviousVersions<'a> {
     /// Repositories that the image is from, as in [`Origin::repository`]. Only images of the same repositories are versions
     /// of the image.
     pub repositories: &'a [String],
-    /// Manifest that the image's name had before, whose start is the most likely one.
-    pub replaced: Option<&'a Digest>,
+    /// The content of the image's name until now. The start of that image is the most likely one.
+    pub replaced: Option<&'a StoredReference>,
 }
 
 /// An image of the same repository, for one of its manifests.
 struct PreviousVersion {
     image: ImageId,
     manifest: Digest,
-    is_replaced: bool,
     /// When its start or its traces were recorded.
     recorded: Seconds,
 }
@@ -42,31 +44,38 @@ pub fn previous_start(
     store: &Store,
     wanted: &PreviousVersions<'_>,
 ) -> Result<Option<StartRecord>, OperationError> {
-    let images = store.images.ids().map_err(OperationError::of("list", "images"))?;
-    let mut versions = Vec::new();
-    for image in images {
-        let origins = store.downloads.origins(&image).unwrap_or_default();
-        let is_version = |it: &&Origin| {
-            it.repository.as_ref().is_some_and(|it| wanted.repositories.contains(it))
-        };
-        let manifests = origins.iter().filter(is_version).filter_map(|it| it.manifest);
-        let manifests = manifests.filter(|it| it != wanted.manifest);
-        versions.extend(manifests.filter_map(|it| version(store, image, it, wanted.replaced)));
+    if wanted.repositories.is_empty() {
+        return Ok(None);
     }
-    versions.sort_by_key(|it| Reverse((it.is_replaced, it.recorded)));
+    // Most pulls update a name, and need not look at the other images.
+    if let Some(StoredReference { image, manifest: Some(manifest), .. }) = wanted.replaced {
+        let versions = wanted.versions(store, *image);
+        let replaced = versions.iter().find(|it| it.manifest == *manifest);
+        if let Some(start) = replaced.and_then(|it| start_of(store, it)) {
+            return Ok(Some(start));
+        }
+    }
+    let images = store.images.ids().map_err(OperationError::of("list", "images"))?;
+    let mut versions: Vec<_> =
+        images.into_iter().flat_map(|it| wanted.versions(store, it)).collect();
+    versions.sort_by_key(|it| Reverse(it.recorded));
     Ok(versions.iter().take(VERSIONS_MAX).find_map(|it| start_of(store, it)))
 }
 
-/// Returns a version, if it has a start.
-fn version(
-    store: &Store,
-    image: ImageId,
-    manifest: Digest,
-    replaced: Option<&Digest>,
-) -> Option<PreviousVersion> {
-    let record = store.downloads.start_time(&manifest).ok().flatten();
-    let recorded = record.max(store.downloads.traces_time(&image).ok().flatten())?;
-    Some(PreviousVersion { image, manifest, is_replaced: replaced == Some(&manifest), recorded })
+impl PreviousVersions<'_> {
+    /// Returns the versions that an image is, by its origins, if they have starts.
+    fn versions(&self, store: &Store, image: ImageId) -> Vec<PreviousVersion> {
+        let origins = store.downloads.origins(&image).unwrap_or_default();
+        let is_version =
+            |it: &&Origin| it.repository.as_ref().is_some_and(|it| self.repositories.contains(it));
+        let manifests = origins.iter().filter(is_version).filter_map(|it| it.manifest);
+        let version = |manifest: Digest| {
+            let record = store.downloads.start_time(&manifest).ok().flatten();
+            let recorded = record.max(store.downloads.traces_time(&image).ok().flatten())?;
+            Some(PreviousVersion { image, manifest, recorded })
+        };
+        manifests.filter(|it| it != self.manifest).filter_map(version).collect()
+    }
 }
 
 /// Returns the start of a version: its record, or its trace `default`.
@@ -146,7 +155,10 @@ mod tests {
         let [one, two, three, new] = ["one", "two", "three", "new"].map(|it| add(&store, it, ours));
         let other = add(&store, "other", Some("r.example/app2"));
         let local = add(&store, "local", None);
-        let find = |repositories: &[&str], replaced: Option<&Digest>| {
+        let find = |repositories: &[&str], replaced: Option<&str>| {
+            let replaced = replaced.map(|it| it.parse::<RefName>().unwrap());
+            let replaced = replaced.map(|it| store.refs.get(&it).unwrap().unwrap());
+            let replaced = replaced.as_ref();
             let repositories: Vec<_> = repositories.iter().map(|it| (*it).to_owned()).collect();
             let wanted = PreviousVersions { manifest: &new, repositories: &repositories, replaced };
             let found = previous_start(&store, &wanted).unwrap()?;
@@ -157,7 +169,7 @@ mod tests {
         record(&store, &path, &other, "/other", 9000);
         record(&store, &path, &local, "/local", 9000);
         assert_eq!(find(&app, None), None);
-        assert_eq!(find(&app, Some(&other)), None, "it is of another repository");
+        assert_eq!(find(&app, Some("other")), None, "it is of another repository");
         record(&store, &path, &one, "/one", 1000);
         assert_eq!(find(&app, None), Some((one, "/one".to_owned())));
         assert_eq!(find(&["r.example/app2"], None), Some((other, "/other".to_owned())));
@@ -167,8 +179,9 @@ mod tests {
         // Its own start is not an earlier one's.
         record(&store, &path, &new, "/new", 4000);
         assert_eq!(find(&app, None), Some((two, "/two".to_owned())));
-        assert_eq!(find(&app, Some(&one)), Some((one, "/one".to_owned())));
-        assert_eq!(find(&app, Some(&other)), Some((two, "/two".to_owned())));
+        assert_eq!(find(&app, Some("one")), Some((one, "/one".to_owned())));
+        assert_eq!(find(&app, Some("other")), Some((two, "/two".to_owned())));
+        assert_eq!(find(&app, Some("new")), Some((two, "/two".to_owned())));
         // A damaged record is skipped.
         let name = format!("blobs/{}.start", two.to_string().replace(':', "-"));
         std::fs::remove_file(path.join(&name)).unwrap();

@@ -400,7 +400,7 @@ fn keep_start(store: &Store, manifest: &Digest, parts: &LazyParts, image: &Image
 
 /// Returns what an earlier version of the image read at its start.
 fn start_before(store: &Store, admitted: &Admitted, name: &RefName) -> Option<StartRecord> {
-    let replaced = store.refs.get(name).ok().flatten().and_then(|it| it.manifest);
+    let replaced = store.refs.get(name).ok().flatten();
     let repositories = [admitted.repository.to_string()];
     let (manifest, replaced) = (&admitted.remote.manifest.0, replaced.as_ref());
     let wanted = PreviousVersions { manifest, repositories: &repositories, replaced };
