@@ -172,6 +172,11 @@ fn check_update(versions: &Versions) {
         to.out("gc");
         starts(&to) == [versions.manifests[1].clone()]
     });
+    // It can be turned off.
+    to.out(&format!("mount --lazy --prefetch none {target} root"));
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!((sum(&to, "prefetched"), &devices(&to)[0]["startOf"]), (0, &Value::Null));
+    to.out("umount root");
     to.out(&format!("mount --lazy {target} root"));
     let lengths: usize = READ.iter().map(|it| it.1[0]).sum();
     let mut before = 0;
