@@ -65,7 +65,7 @@ impl Core {
                 }
             }
             // Requests of HTTP/1.1 share their connections.
-            if !self.transport.has_http2(host) {
+            if !self.transport.is_http2(host) {
                 return;
             }
         }

@@ -81,7 +81,7 @@ impl Transport {
     }
 
     /// Whether a host has sent a response by HTTP/2.
-    pub(super) fn has_http2(&self, host: &str) -> bool {
+    pub(super) fn is_http2(&self, host: &str) -> bool {
         self.clients.is_http2(host)
     }
 

@@ -69,12 +69,16 @@ impl Starts {
     /// Returns the recording for a new mount of an image, or `None` if too many starts are recorded.
     pub(in crate::lazy) fn recording(&self, manifest: &Digest) -> Option<Arc<StartRecording>> {
         let mut recordings = lock(&self.recordings);
-        let is_full = |it: &HashMap<_, _>| it.len() >= RECORDINGS_MAX && !it.contains_key(manifest);
+        let is_full = |it: &HashMap<Digest, Arc<StartRecording>>| {
+            it.len() >= RECORDINGS_MAX && !it.contains_key(manifest)
+        };
         if is_full(&recordings) {
             // Images that are mounted but not read give way.
             recordings.retain(|_, recording| {
                 let is_read = lock(&recording.state).begun.is_some();
-                recording.is_over.store(!is_read, Ordering::Relaxed);
+                if !is_read {
+                    recording.is_over.store(true, Ordering::Relaxed);
+                }
                 is_read
             });
         }
