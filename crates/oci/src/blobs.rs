@@ -64,8 +64,8 @@ pub trait BlobSource: Send + Sync {
         ranges.iter().map(read).collect()
     }
 
-    /// Does the same for ranges that no reader waits for. The source delays the ranges that readers wait for as little as
-    /// possible.
+    /// Fetches ranges like [`ranges`](Self::ranges), if no reader waits for them. They delay the ranges that readers
+    /// wait for as little as possible.
     ///
     /// # Errors
     /// As [`ranges`](Self::ranges).

@@ -316,7 +316,7 @@ impl<'a> DeviceServer<'a> {
         self.ahead.trace(runs);
     }
 
-    /// Does the same with the ranges that `find` returns, which another thread calls.
+    /// Prefetches the units that `find` returns. Another thread calls it.
     pub(in crate::lazy) fn bring_ahead_later(
         &self,
         find: impl FnOnce() -> TraceUnits<'a> + Send + 'a,
