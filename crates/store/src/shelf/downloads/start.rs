@@ -60,8 +60,15 @@ impl StartRecord {
     /// Returns a start without parts.
     #[must_use]
     pub const fn new(started: Digest, is_whole: bool) -> Self {
-        let (files, parts) = (Vec::new(), Vec::new());
-        Self { started, is_whole, files, parts, path_bytes: 0, names: 0, bytes: 0 }
+        Self {
+            started,
+            is_whole,
+            files: Vec::new(),
+            parts: Vec::new(),
+            path_bytes: 0,
+            names: 0,
+            bytes: 0,
+        }
     }
 
     /// Adds a file, whose path begins with a slash. Returns `None` for a path that is not UTF-8, and beyond the limit.
