@@ -17,7 +17,7 @@ use crate::{Place, write};
 pub(crate) struct Answer {
     pub(crate) status: u16,
     head: String,
-    pub(super) body: Vec<u8>,
+    pub(crate) body: Vec<u8>,
 }
 
 impl Answer {
