@@ -80,7 +80,10 @@ pub enum SourceError {
     )]
     Kind(OsString),
     /// Standard input for a source that is read at any offset.
-    #[error("\"{}\" cannot be read from standard input, because it is read at any offset: write it to a file", .0.display())]
+    #[error(
+        "\"{}\" cannot be read from standard input, because it is read at any offset: write it to a file",
+        .0.display()
+    )]
     Stdin(OsString),
     /// The path after the colon is missing.
     #[error("\"{}\" names no file", .0.display())]
@@ -128,7 +131,8 @@ impl ImageSource {
     }
 
     /// Returns the default name for the image: the source's name for it (`found`), or else the name of the file.
-    /// `None` for standard input or a file name that is not UTF-8.
+    /// `None` for standard input, a file name that is not UTF-8, and an `erofs:` or `disk:` source whose file has one
+    /// of these words as its name, because a verb would take `erofs:latest` for a file.
     #[must_use]
     pub fn default_name(&self, found: Option<&str>) -> Option<String> {
         let choice = match self {
@@ -141,7 +145,7 @@ impl ImageSource {
                 let name = path.file_name()?.to_str()?;
                 let suffixes = [".erofs", ".cfs", ".img", ".raw", ".disk"];
                 let name = suffixes.iter().find_map(|it| name.strip_suffix(it)).unwrap_or(name);
-                return Some(name.to_owned());
+                return (!["erofs", "disk"].contains(&name)).then(|| name.to_owned());
             }
             Self::Layout { directory, .. } | Self::Directory(directory) => {
                 Some(directory.as_path())

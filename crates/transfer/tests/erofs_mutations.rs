@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
 
+use image::dump::Strictness;
 use image::erofs::Flavor;
 use oci::manifest::Platform;
 use oci::source::ImageSource;
@@ -106,11 +107,11 @@ impl Stage {
             _ => ErofsFile::open(file)?,
         };
         let limits = Limits { content_bytes: 64 << 20, ..Limits::default() };
-        let names = opened.names(&limits)?;
+        let names = opened.names(&limits, &NEVER)?;
         if !opened.is_composefs() {
             for (inode, content) in names.tree.files().filter(|(_, it)| it.size() < 1 << 20) {
                 let (nid, mut read) = (names.nids[inode.id().index()], 0);
-                let failed = opened.read(nid, &inode.path(), |piece| {
+                let failed = opened.read(nid, inode, |piece| {
                     read += match piece {
                         FilePiece::Data(bytes) => bytes.len() as u64,
                         FilePiece::Hole(count) => count,
@@ -124,6 +125,9 @@ impl Stage {
         let mut dump = Vec::new();
         let size = image::dump::directory_size;
         image::dump::write(&tree, image::dump::Links::ToOwner, size, &mut dump).unwrap();
+        // A tree of an image states nothing that a dump cannot.
+        let again = image::dump::parse(&dump[..], Strictness::Exact).unwrap();
+        assert_eq!(again.inode_count(), tree.inode_count());
         image_of(&tree).map(drop)
     }
 }
@@ -195,6 +199,21 @@ fn images(stage: &Stage) -> Vec<(String, &'static str, Vec<u8>, usize)> {
         }
     }
     made
+}
+
+/// Ctrl-C ends the walk through the names of an image, which may take long.
+#[test]
+fn the_walk_of_names_can_be_cancelled() {
+    let stage = Stage::new();
+    let folder = stage.folder.path();
+    fs::create_dir(folder.join("tree")).unwrap();
+    let source = ImageSource::Directory(folder.join("tree"));
+    let options = ImportOptions { unnamed: true, ..ImportOptions::default() };
+    let image = import(&stage.store, &source, &stage.environment(), &options).unwrap().image;
+    let opened = ErofsFile::open(&folder.join("store/images").join(image.to_string())).unwrap();
+    let names = |cancel: bool| opened.names(&Limits::default(), &AtomicBool::new(cancel));
+    assert_eq!(names(false).unwrap().nids.len(), 1);
+    assert!(matches!(names(true), Err(ImportError::Cancelled)));
 }
 
 #[test]

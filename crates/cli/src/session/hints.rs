@@ -7,7 +7,7 @@ use container::life::lookup::KnownError;
 use container::life::monitor::RunError;
 use container::root::filestore::FilestoreError;
 use container::{ProgramError, Within};
-use image::erofs::read::ReadError;
+use image::erofs::read::{ReadError, Unsupported};
 use kernel::mount::{MountError, Step};
 use kernel::process::Who;
 use oci::manifest::ManifestError;
@@ -182,16 +182,53 @@ impl Hint for oci::registry::Cause {
 
 impl Hint for ReadError {
     fn hint(&self) -> Option<String> {
-        let options = match self {
-            Self::Unsupported(_) => "loop",
-            Self::NoDevice(_) => "loop,device=OTHER_FILE",
-            _ => return None,
-        };
-        Some(format!(
-            "if you trust the image, the kernel can read it: `mount -t erofs -o ro,{options} FILE DIRECTORY`, and import \
-            dir:DIRECTORY"
-        ))
+        match self {
+            Self::Unsupported(feature) => feature_hint(*feature),
+            Self::NoDevice(_) => Some(by_kernel("the kernel can", "loop,device=OTHER_FILE")),
+            Self::NotErofs
+            | Self::NotComposefs
+            | Self::Corrupt(_)
+            | Self::Names(_)
+            | Self::Cancelled
+            | Self::Io { .. } => None,
+        }
     }
+}
+
+/// Returns the hint for an EROFS image with a feature that Quire does not support.
+fn feature_hint(feature: Unsupported) -> Option<String> {
+    match feature {
+        Unsupported::Fragments(_) | Unsupported::Metabox => {
+            Some(by_kernel("a recent kernel can", "loop"))
+        }
+        Unsupported::Features(_)
+        | Unsupported::Algorithms(_)
+        | Unsupported::Algorithm(..)
+        | Unsupported::AlgorithmFormat(..)
+        | Unsupported::MapFormat(..)
+        | Unsupported::ClusterSize(..)
+        | Unsupported::InodeFormat(..)
+        | Unsupported::DataLayout(..)
+        | Unsupported::ChunkFormat(..) => Some(by_kernel("a later kernel may", "loop")),
+        // The data is in blobs of Nydus, so the kernel cannot read the image without its service.
+        Unsupported::Rafs => {
+            Some("`nydus-image unpack` writes a tar of it, which tar:FILE imports".to_owned())
+        }
+        // Linux refuses these as well. Source: `erofs_read_superblock` in `fs/erofs/super.c`.
+        Unsupported::DirectoryBlocks(_) => None,
+        Unsupported::ComposefsHeader(_) | Unsupported::NativeHeader(_) => {
+            Some("a later version of Quire may read it".to_owned())
+        }
+    }
+}
+
+/// Returns the commands with which the kernel reads an EROFS image that Quire cannot read.
+fn by_kernel(who: &str, options: &str) -> String {
+    format!(
+        "if you trust the image, {who} read it: `mount -t erofs -o ro,{options} FILE DIRECTORY`, and import \
+        dir:DIRECTORY (for a disk, mount the partition's device, which `losetup --read-only --partscan --find --show \
+        FILE` makes)"
+    )
 }
 
 /// Hint for data that the store lacks.
@@ -239,6 +276,22 @@ mod tests {
         listed.sort_unstable();
         assert_eq!(made, listed);
         assert!(made.len() > 10, "{made:?}");
+    }
+
+    /// The kernel reads neither RAFS without a service, nor large directory blocks.
+    #[test]
+    fn only_what_the_kernel_reads_is_mounted() {
+        let check = |feature, expect: Option<&str>| {
+            let found = hint(&anyhow::Error::new(ReadError::from(feature)));
+            let is_expected = |it: &str| expect.is_some_and(|expect| it.contains(expect));
+            assert!(found.as_deref().map_or(expect.is_none(), is_expected), "{feature}: {found:?}");
+        };
+        check(Unsupported::Metabox, Some("a recent kernel can read it: `mount -t erofs"));
+        check(Unsupported::Features(1 << 20), Some("a later kernel may read it"));
+        check(Unsupported::Features(1 << 20), Some("losetup --read-only --partscan"));
+        check(Unsupported::Rafs, Some("`nydus-image unpack` writes a tar of it"));
+        check(Unsupported::NativeHeader(9), Some("a later version of Quire"));
+        check(Unsupported::DirectoryBlocks(1), None);
     }
 
     #[test]

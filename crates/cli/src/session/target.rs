@@ -42,14 +42,17 @@ struct FileTarget {
     nids: Vec<Nid>,
 }
 
-/// Opens the source `erofs:FILE` or `disk:FILE`, or a path; `None` for any other text. As in a shell, a name that
-/// begins with `/`, `./` or `../` is a path.
-pub(crate) fn erofs_file(text: &OsStr) -> anyhow::Result<Option<ErofsFile>> {
+/// Beginnings of sources that are EROFS images in files.
+const KINDS: [&[u8]; 2] = [b"erofs:", b"disk:"];
+
+/// Opens the source `erofs:FILE` or `disk:FILE`, or a path; `None` for any other text, and for names as in
+/// [`file_source`]. As in a shell, a name that begins with `/`, `./` or `../` is a path.
+pub(crate) fn erofs_file(context: &Context, text: &OsStr) -> anyhow::Result<Option<ErofsFile>> {
     let is_path = [&b"/"[..], b"./", b"../"].iter().any(|it| text.as_bytes().starts_with(it));
     if is_path {
         return Ok(Some(ErofsFile::open(Path::new(text))?));
     }
-    Ok(match file_source(text)? {
+    Ok(match file_source(context, text)? {
         Some(ImageSource::Erofs(path)) => Some(ErofsFile::open(&path)?),
         Some(ImageSource::Disk(path)) => {
             let architecture = &Platform::of_this_machine().architecture;
@@ -59,17 +62,30 @@ pub(crate) fn erofs_file(text: &OsStr) -> anyhow::Result<Option<ErofsFile>> {
     })
 }
 
-/// Parses `erofs:FILE` and `disk:FILE`; `None` for any other text.
-pub(crate) fn file_source(text: &OsStr) -> anyhow::Result<Option<ImageSource>> {
-    let is_file = [&b"erofs:"[..], b"disk:"].iter().any(|it| text.as_bytes().starts_with(it));
-    Ok(if is_file { Some(ImageSource::parse(text)?) } else { None })
+/// Parses `erofs:FILE` and `disk:FILE`; `None` for any other text. If the file does not exist, but an image has the
+/// text as its name, the text is a name: version 0.1.0 made images with such names.
+pub(crate) fn file_source(context: &Context, text: &OsStr) -> anyhow::Result<Option<ImageSource>> {
+    if !KINDS.iter().any(|kind| text.as_bytes().starts_with(kind)) {
+        return Ok(None);
+    }
+    let source = ImageSource::parse(text)?;
+    let is_absent = match &source {
+        ImageSource::Erofs(path) | ImageSource::Disk(path) => {
+            path.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound)
+        }
+        _ => false,
+    };
+    let is_name = |name: &str| {
+        let store = context.open_with(name);
+        store.is_ok_and(|store| crate::session::resolve::resolve(&store, name).is_ok())
+    };
+    Ok(if is_absent && text.to_str().is_some_and(is_name) { None } else { Some(source) })
 }
 
-/// Splits at the first `:/` behind the kind of a source, which cannot be part of a name, because a tag has no slash., which cannot be part of a name, because a tag has no slash.
+/// Splits at the first `:/` behind the kind of a source. It cannot be part of a name, because a tag has no slash.
 pub(crate) fn split(text: &OsStr) -> (&OsStr, &[u8]) {
     let bytes = text.as_bytes();
-    let kind = [&b"erofs:"[..], b"disk:"].into_iter().find(|it| bytes.starts_with(it));
-    let kind = kind.map_or(0, <[u8]>::len);
+    let kind = KINDS.into_iter().find(|kind| bytes.starts_with(kind)).map_or(0, <[u8]>::len);
     match bytes[kind..].windows(2).position(|pair| pair == b":/") {
         Some(at) => (OsStr::from_bytes(&bytes[..kind + at]), &bytes[kind + at + 1..]),
         None => (text, b"/"),
@@ -113,8 +129,10 @@ impl Target {
         let (name, path) = split(text);
         let shown = text.to_string_lossy().into_owned();
         let path = path.to_vec();
-        if let Some(erofs) = erofs_file(name)? {
-            let names = erofs.names(&Limits::default())?;
+        if let Some(erofs) = erofs_file(context, name)? {
+            let limits = Limits::default();
+            let names =
+                without_store(context, |environment| erofs.names(&limits, environment.cancel))??;
             let file = Some(FileTarget { erofs, nids: names.nids });
             return Ok(Self { text: shown, tree: names.tree, presence, store: None, file, path });
         }
@@ -239,7 +257,7 @@ pub(crate) fn contents(
         Content::External { object: None, .. } if target.has_contents() => {
             let file = target.file.as_ref().context("the image file is open")?;
             let nid = file.nids[inode.id().index()];
-            file.erofs.read(nid, &inode.path(), |piece| match piece {
+            file.erofs.read(nid, inode, |piece| match piece {
                 FilePiece::Data(bytes) => take(bytes),
                 FilePiece::Hole(count) => zeros(count, &mut take),
             })

@@ -2,13 +2,15 @@
 
 use std::cell::Cell;
 use std::io;
+use std::sync::atomic::AtomicBool;
 
 use quire_image::erofs::layout::{
-    LAYOUT_CHUNK_BASED, LAYOUT_FLAT_INLINE, LAYOUT_FLAT_PLAIN, RawCompactInode, RawDirent,
-    RawSuperblock, SUPERBLOCK_MAGIC,
+    LAYOUT_CHUNK_BASED, LAYOUT_COMPRESSED_FULL, LAYOUT_FLAT_INLINE, LAYOUT_FLAT_PLAIN,
+    RawCompactInode, RawDirent, RawSuperblock, SUPERBLOCK_MAGIC,
 };
 use quire_image::erofs::read::{
-    Image, Objects, Owners, ReadAt, View, examine, kept_bound, native_tree, to_tree, work_bound,
+    Image, Objects, Owners, ReadAt, ReadError, TreeBounds, View, examine, kept_bound, native_tree,
+    to_tree, to_tree_within, unpacked_bound, work_bound,
 };
 use quire_image::verity::Algorithm;
 use zerocopy::{FromZeros as _, IntoBytes as _};
@@ -176,6 +178,49 @@ fn directories_that_share_a_block() {
     check(&bytes, &amplified(kept_bound(bytes.len() as u64)));
 }
 
+/// 3,000 directories of 64 KiB with the same 16 names, one in each block.
+#[test]
+fn directories_that_share_large_blocks() {
+    let mut maker = Maker::new();
+    let file = maker.inode(&inode(0, 0o100_644, 0, 0), &[]);
+    let mut shared = Vec::new();
+    for at in 0..16_usize {
+        shared.extend(entries(&[(format!("{at:02}"), file, 1)]));
+        shared.resize((at + 1) * 4096, 0);
+    }
+    let block = maker.block(&shared);
+    let directory = inode(LAYOUT_FLAT_PLAIN, 0o40_755, shared.len(), block);
+    let all: Vec<u64> = (0..3_000).map(|_| maker.inode(&directory, &[])).collect();
+    let bytes = with_named(maker, &all, 2);
+    check(&bytes, &amplified(unpacked_bound(bytes.len() as u64)));
+}
+
+/// Limits of the caller, for an image that occupies few bytes of the disk.
+#[test]
+fn bounds_of_the_caller() {
+    let read = |bytes: &[u8], cancel: bool| {
+        let (names, cancel) = (1 << 20, AtomicBool::new(cancel));
+        let bounds = TreeBounds { names, bytes: 1 << 20, stored: 0, cancel: &cancel };
+        to_tree_within(&Image::open(bytes).unwrap(), View::Stored, bounds).map(|it| it.nids.len())
+    };
+    let directory = |size| {
+        let mut maker = Maker::new();
+        let directory = inode(LAYOUT_COMPRESSED_FULL, 0o40_755, size, 0);
+        let nid = maker.inode(&directory, &[0; 64]);
+        with_named(maker, &[nid], 2)
+    };
+    // Nothing of the directory is unpacked.
+    let error = read(&directory((64 << 20) + 1), false).unwrap_err().to_string();
+    assert!(error.ends_with(&amplified(64 << 20)), "{error}");
+    let error = read(&directory(4096), false).unwrap_err().to_string();
+    assert!(!error.contains("so often"), "{error}");
+    let mut maker = Maker::new();
+    let file = maker.inode(&inode(0, 0o100_644, 0, 0), &[]);
+    let bytes = with_named(maker, &[file], 1);
+    assert_eq!(read(&bytes, false).unwrap(), 2);
+    assert!(matches!(read(&bytes, true), Err(ReadError::Cancelled)));
+}
+
 /// There is a file in each slot of 32 bytes. The xattrs of each file take 256 KiB, and overlap those of others.
 #[test]
 fn inodes_that_overlap() {
@@ -264,10 +309,15 @@ fn symlinks_that_share_a_target() {
 }
 
 /// Adds a root with these files.
-fn with_files(mut maker: Maker, nids: &[u64]) -> Vec<u8> {
+fn with_files(maker: Maker, nids: &[u64]) -> Vec<u8> {
+    with_named(maker, nids, 1)
+}
+
+/// Adds a root with these inodes of a type.
+fn with_named(mut maker: Maker, nids: &[u64], file_type: u8) -> Vec<u8> {
     let mut list = Vec::new();
     for nids in nids.chunks(200) {
-        let some = nids.iter().map(|nid| (format!("{nid:08}"), *nid, 1));
+        let some = nids.iter().map(|nid| (format!("{nid:08}"), *nid, file_type));
         let mut block = entries(&some.collect::<Vec<_>>());
         block.resize(4096, 0);
         list.extend(block);

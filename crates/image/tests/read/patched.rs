@@ -1,6 +1,8 @@
 //! Changes one field of a valid image, and expects one kind of error with the values that prove it.
 
-use quire_image::erofs::read::examine;
+use std::sync::atomic::AtomicBool;
+
+use quire_image::erofs::read::{Image, TreeBounds, View, examine, to_tree_within};
 
 use crate::small::{
     BLOCK, COMPACT, DEVICE_TABLE, DIR, EXTENDED, FILE, LINK, LONG, Options, PREFIXES, ROOT, SHARED,
@@ -107,6 +109,26 @@ fn truncated() {
         let checksum = "the superblock takes 2944 bytes at byte 1152 of the image";
         assert!(answer.contains(&text) || answer.contains(checksum), "{len} bytes: {answer}");
     }
+}
+
+/// The kernel shows such a time, but tars and dumps cannot state it, so an image is not made of it.
+#[test]
+fn times_of_a_second_or_more_of_nanoseconds() {
+    let nanoseconds = 1_000_000_000_u32.to_le_bytes();
+    let check = |image: &Small, expect: Option<&str>| {
+        assert!(answer(&image.bytes).starts_with("Examined"));
+        let opened = Image::open(&image.bytes[..]).unwrap();
+        let never = AtomicBool::new(false);
+        let bounds = TreeBounds { names: 1 << 20, bytes: 1 << 20, stored: 1 << 20, cancel: &never };
+        let error = to_tree_within(&opened, View::Stored, bounds).err().map(|it| it.to_string());
+        assert_eq!(error.as_deref(), expect);
+    };
+    check(&small(), None);
+    // Those of compact inodes, of which the first is the root, and of an extended one.
+    let text = "has 1000000000 nanoseconds in its time, more than 999999999";
+    let of = |nid: u64| format!("the image is corrupt: inode {nid} {text}");
+    check(&small().patch(1024 + 32, &nanoseconds), Some(&of(64)));
+    check(&small().patch(at(FILE) + 40, &nanoseconds), Some(&of(96)));
 }
 
 #[test]

@@ -460,5 +460,10 @@ mod tests {
         check_name("dir:/", None, None);
         check_name("dir:/Root", None, None);
         check_name("dump:cs9.dump", None, Some("cs9:latest"));
+        check_name("erofs:/x/debian.erofs", None, Some("debian:latest"));
+        check_name("disk:debian.img", None, Some("debian:latest"));
+        check_name("disk:disk.img", None, None);
+        check_name("erofs:/x/disk", None, None);
+        check_name("disk:erofs.raw", None, None);
     }
 }

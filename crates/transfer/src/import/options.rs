@@ -58,8 +58,8 @@ pub struct ImportOptions<'a> {
     pub times: walk::Times,
     /// Versions of the composefs format that the image may have.
     pub versions: Versions,
-    /// Directory with the objects of a dump or a composefs image, such as one filled by `mkcomposefs --digest-store`. Objects of the store are
-    /// preferred.
+    /// Directory with the objects of a dump or a composefs image, such as one filled by `mkcomposefs --digest-store`.
+    /// Objects of the store are preferred.
     pub objects: Option<&'a Path>,
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use image::dump::Strictness;
-use image::tree::{Content, InodeId, Location, Tree};
+use image::tree::{Content, Inode, InodeId, Location, Node, Tree};
 use image::verity::ObjectId;
 use store::walk::FilePart;
 use store::{Form, parallel, walk};
@@ -112,15 +112,11 @@ impl ImportRun<'_> {
         tree: Tree,
         kept: KeptMetadata,
     ) -> Result<UncommittedImage, ImportError> {
-        let wanted = wanted(&tree)?;
-        let objects = self.collect(&wanted)?;
+        let WantedFiles { files, moved } = wanted(&tree)?;
+        let objects = self.collect(&tree, &files)?;
         // A tree may contain any path for a file's data, but in the store the data is at the path of its object.
-        let moved = wanted.iter().zip(&objects).filter(|(wanted, _)| !wanted.is_in_place);
-        let moved: HashMap<_, _> = moved
-            .flat_map(|(wanted, object)| {
-                wanted.inodes.iter().map(|it| (*it, FileData::Object(*object)))
-            })
-            .collect();
+        let moved: HashMap<_, _> =
+            moved.into_iter().map(|(file, at)| (file, FileData::Object(objects[at]))).collect();
         if moved.is_empty() && kept.is_all() {
             return self.made(tree);
         }
@@ -139,29 +135,32 @@ impl ImportRun<'_> {
     }
 
     /// Makes sure that the store has all wanted files, on several threads. Returns the object of each.
-    fn collect(&self, wanted: &[DumpedFile]) -> Result<Vec<ObjectId>, ImportError> {
+    fn collect(&self, tree: &Tree, wanted: &[InodeId]) -> Result<Vec<ObjectId>, ImportError> {
         let cancelled = || self.environment.cancel.load(Ordering::Relaxed);
         let found = parallel::each("import", self.environment.threads.get(), wanted.len(), |at| {
-            if cancelled() { Err(ImportError::Cancelled) } else { self.have(&wanted[at]) }
+            if cancelled() {
+                return Err(ImportError::Cancelled);
+            }
+            self.have(&DumpedFile::new(tree.inode(wanted[at]))?)
         });
         if cancelled() { Err(ImportError::Cancelled) } else { found }
     }
 
     /// Makes sure that the store has the object of a wanted file, and returns its id.
-    fn have(&self, wanted: &DumpedFile) -> Result<ObjectId, ImportError> {
+    fn have(&self, wanted: &DumpedFile<'_>) -> Result<ObjectId, ImportError> {
         if let Some(object) = wanted.object
             && self.transaction.reuse(&object, wanted.size).map_err(ImportError::Object)?
         {
             return Ok(object);
         }
-        let refused = |reason| ImportError::DumpFile { path: wanted.path.clone(), reason };
+        let refused = |reason| ImportError::DumpFile { path: wanted.file.path(), reason };
         let Some(folder) = self.options.objects else {
             let Some(object) = wanted.object else {
                 return Err(refused(
                     "it has no digest: name the directory of its objects with --objects",
                 ));
             };
-            return Err(ImportError::Missing { object, path: wanted.path.clone(), looked: false });
+            return Err(ImportError::Missing { object, path: wanted.file.path(), looked: false });
         };
         let (path, file) = wanted.open(folder)?;
         let failed = |source| ImportError::open(&Input::File(path.clone()), source);
@@ -194,28 +193,44 @@ impl ImportRun<'_> {
     }
 }
 
-/// A file of a dump, or several files with the same size, digest and path of data.
-struct DumpedFile {
+/// A file of a dump or a composefs image whose data is external.
+struct DumpedFile<'t> {
+    file: Inode<'t>,
     object: Option<ObjectId>,
     size: u64,
-    /// Path of the data in a folder of objects.
-    place: Vec<u8>,
-    /// Whether that path is the object's path in the store.
-    is_in_place: bool,
-    /// Path of one such file, for messages.
-    path: Vec<u8>,
-    inodes: Vec<InodeId>,
+    /// Path of the data in a folder of objects; `None` for the path of the object.
+    place: Option<&'t [u8]>,
 }
 
-impl DumpedFile {
+// A tree may have millions of files with long paths.
+const _: () = assert!(!std::mem::needs_drop::<DumpedFile<'static>>());
+
+impl<'t> DumpedFile<'t> {
+    fn new(file: Inode<'t>) -> Result<Self, ImportError> {
+        let refused = |reason| ImportError::DumpFile { path: file.path(), reason };
+        let Node::Regular(Content::External { size, object, location }) = file.node() else {
+            return Err(refused("its data is not external"));
+        };
+        let place = match location {
+            Location::Path(place) => Some(place.strip_prefix(b"/").unwrap_or(place)),
+            Location::Object | Location::None => None,
+        };
+        if place.is_none() && object.is_none() {
+            return Err(refused("it has neither a digest nor a path"));
+        }
+        Ok(Self { file, object, size, place })
+    }
+
     /// Opens the data at the path in the dump, or else at the path of its digest.
     fn open(&self, folder: &Path) -> Result<(PathBuf, File), ImportError> {
         use std::os::unix::ffi::OsStrExt as _;
-        let place = Path::new(std::ffi::OsStr::from_bytes(&self.place));
+        let by_digest = self.object.map(|object| object.path()).unwrap_or_default();
+        let place = self.place.unwrap_or(by_digest.as_bytes());
+        let place = Path::new(std::ffi::OsStr::from_bytes(place));
         let is_below = place.components().all(|it| matches!(it, std::path::Component::Normal(_)));
         if !is_below {
             let reason = "its path leads out of the directory of objects";
-            return Err(ImportError::DumpFile { path: self.path.clone(), reason });
+            return Err(ImportError::DumpFile { path: self.file.path(), reason });
         }
         let path = folder.join(place);
         let error = match files::regular_in(folder, place) {
@@ -224,13 +239,13 @@ impl DumpedFile {
         };
         match self.object {
             Some(object) if error.kind() == io::ErrorKind::NotFound => {
-                let by_digest = folder.join(object.path());
-                match files::regular_in(folder, Path::new(&object.path())) {
-                    Ok(file) => Ok((by_digest, file)),
+                let path = folder.join(&by_digest);
+                match files::regular_in(folder, Path::new(&by_digest)) {
+                    Ok(file) => Ok((path, file)),
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                        Err(ImportError::Missing { object, path: self.path.clone(), looked: true })
+                        Err(ImportError::Missing { object, path: self.file.path(), looked: true })
                     }
-                    Err(source) => Err(ImportError::open(&Input::File(by_digest), source)),
+                    Err(source) => Err(ImportError::open(&Input::File(path), source)),
                 }
             }
             _ => Err(ImportError::open(&Input::File(path), error)),
@@ -238,27 +253,27 @@ impl DumpedFile {
     }
 }
 
-/// Lists the files of the tree whose data is external, each path of data once, in the tree's order.
-fn wanted(tree: &Tree) -> Result<Vec<DumpedFile>, ImportError> {
-    let mut all: Vec<DumpedFile> = Vec::new();
-    let mut known = HashMap::new();
+/// The files of a tree whose data is external. They are ids, because a tree may have millions of long paths.
+struct WantedFiles {
+    /// One file for each size, digest and path of data, in the tree's order.
+    files: Vec<InodeId>,
+    /// The files whose data is not at the path of its object, and for each the index of the file with the same data.
+    moved: Vec<(InodeId, usize)>,
+}
+
+/// Lists the files of the tree whose data is external.
+fn wanted(tree: &Tree) -> Result<WantedFiles, ImportError> {
+    let (mut files, mut moved, mut known) = (Vec::new(), Vec::new(), HashMap::new());
     for (file, content) in tree.files() {
-        let Content::External { size, object, location } = content else { continue };
-        let place = match (location, object) {
-            (Location::Path(place), _) => place.strip_prefix(b"/").unwrap_or(place).to_vec(),
-            (_, Some(object)) => object.path().into_bytes(),
-            (_, None) => {
-                let reason = "it has neither a digest nor a path";
-                return Err(ImportError::DumpFile { path: file.path(), reason });
-            }
-        };
-        let at = *known.entry((place.clone(), object, size)).or_insert(all.len());
-        if at == all.len() {
-            let is_in_place = matches!(location, Location::Object);
-            let path = file.path();
-            all.push(DumpedFile { object, size, place, is_in_place, path, inodes: Vec::new() });
+        let Content::External { location, .. } = content else { continue };
+        let wanted = DumpedFile::new(file)?;
+        let at = *known.entry((wanted.place, wanted.object, wanted.size)).or_insert(files.len());
+        if at == files.len() {
+            files.push(file.id());
         }
-        all[at].inodes.push(file.id());
+        if !matches!(location, Location::Object) {
+            moved.push((file.id(), at));
+        }
     }
-    Ok(all)
+    Ok(WantedFiles { files, moved })
 }

@@ -41,8 +41,9 @@ impl VerbArgs for Show {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ShowReport {
-    /// Image id; for an image file, the id of the image that an import in the form `objects` makes.
-    image: String,
+    /// Image id; for an image file, the id of the image that an import in the form `objects` makes. Null for a
+    /// composefs image that does not state the objects of all its files.
+    image: Option<String>,
     /// Names of the image.
     names: Vec<String>,
     /// `objects`, `packed` or `tar`. Null for an image file.
@@ -86,7 +87,7 @@ struct ShownFileReport {
 }
 
 pub(crate) fn show(context: &Context, args: &Show) -> anyhow::Result<Answer> {
-    if let Some(erofs) = erofs_file(OsStr::new(&args.name))? {
+    if let Some(erofs) = erofs_file(context, OsStr::new(&args.name))? {
         return show_file(context, &erofs);
     }
     let store = context.open_with(&args.name)?;
@@ -108,7 +109,7 @@ pub(crate) fn show(context: &Context, args: &Show) -> anyhow::Result<Answer> {
     let config = stored.as_ref().map(StoredImage::config_json).transpose()?;
     let bytes = tree.files().map(|(_, content)| content.size()).sum();
     let report = ShowReport {
-        image: found.image.to_string(),
+        image: Some(found.image.to_string()),
         names,
         form: Some(opened.form),
         devices: report::texts(opened.devices.iter().map(|it| it.0)),
@@ -131,11 +132,10 @@ pub(crate) fn show(context: &Context, args: &Show) -> anyhow::Result<Answer> {
 fn show_file(context: &Context, erofs: &ErofsFile) -> anyhow::Result<Answer> {
     let limits = Limits::default();
     let tree = without_store(context, |environment| erofs.tree(&limits, environment))??;
-    let (image, _) = image_of(&tree)?;
     let superblock = erofs.image().superblock();
     let block = superblock.block_bits.size();
     let report = ShowReport {
-        image: image.to_string(),
+        image: image_of(&tree)?.map(|it| it.to_string()),
         names: Vec::new(),
         form: None,
         devices: Vec::new(),
@@ -161,7 +161,9 @@ fn show_file(context: &Context, erofs: &ErofsFile) -> anyhow::Result<Answer> {
 impl ShowReport {
     /// Prints the report for people.
     fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(out, "image     {}", self.image)?;
+        if let Some(image) = &self.image {
+            writeln!(out, "image     {image}")?;
+        }
         if self.file.is_none() {
             writeln!(out, "names     {}", self.names.join(" "))?;
         }

@@ -13,7 +13,7 @@ use image::verity::ImageId;
 use kernel::mount::{Attributes, MountAttrFlags};
 use oci::source::ImageSource;
 use store::{OpenOptions, Store, Transaction};
-use transfer::import::{BUDGET, ImportOptions};
+use transfer::import::{BUDGET, ImportError, ImportOptions};
 
 use crate::Answer;
 use crate::args::FormOptions;
@@ -128,17 +128,34 @@ pub(crate) fn mount(context: &Context, args: &Mount) -> anyhow::Result<Answer> {
     if let Some(directory) = &args.directory {
         target::check_directory(directory)?;
     }
-    let Some(source) = target::file_source(OsStr::new(&args.name))? else {
+    let Some(source) = target::file_source(context, OsStr::new(&args.name))? else {
         return mount_of(context, args, &args.name);
     };
+    let name = args.name.escape_debug();
+    #[cfg(feature = "serve")]
+    if args.lazy.lazy.is_some() || args.lazy.pull.pull.is_some() {
+        bail!("--lazy and --pull need an image of a registry, not {name}: leave them out");
+    }
     if args.specification {
-        let name = args.name.escape_debug();
         bail!("--specification needs an image of the store: `quire import {name} NAME` stores it");
     }
+    // A store is created only for a file that exists.
+    transfer::import::check(&source)?;
     let store = context.open(OpenOptions::create())?;
     // Until the image is mounted, `gc` keeps it because of this transaction.
     let keeper = store.begin()?;
-    let image = import_unnamed(context, &store, &source, &keeper)?;
+    let image = import_unnamed(context, &store, &source, &keeper).map_err(|error| {
+        match error.downcast_ref() {
+            // The objects of a composefs image are in a directory, for which `mount` has no option.
+            Some(ImportError::Missing { .. } | ImportError::DumpFile { .. }) => {
+                error.context(format!(
+                    "cannot mount {name}: `quire import --objects DIR {name} NAME` imports it with the directory of \
+                    its objects"
+                ))
+            }
+            _ => error,
+        }
+    })?;
     mount_of(context, args, &image.to_string())
 }
 
@@ -149,7 +166,6 @@ fn import_unnamed(
     source: &ImageSource,
     keeper: &Transaction<'_>,
 ) -> anyhow::Result<ImageId> {
-    transfer::import::check(source)?;
     let form = choose(&FormOptions::default(), store)?;
     let options =
         ImportOptions { unnamed: true, keeper: Some(keeper), form, ..ImportOptions::default() };

@@ -1,11 +1,12 @@
 //! EROFS images in files, and disks with one: every verb that reads them, and the images that imports make of them.
 
+use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
 use serde_json::Value;
 
 use crate::mounting::mounts::Unmount;
-use crate::{Place, is_root, program, write};
+use crate::{Place, is_root, write};
 
 /// Makes a tree with all types of files that this user may create, and returns whether it has a whiteout.
 fn rich(place: &Place) -> bool {
@@ -26,7 +27,7 @@ fn import(place: &Place, store: &str, line: &str) -> String {
     id(&String::from_utf8(output.stdout).unwrap())
 }
 
-/// An export that is imported gives the same image, in the same store and in an empty one.
+/// An export that is imported in the same form gives the same image, in the same store and in an empty one.
 #[test]
 fn an_export_comes_back_as_the_same_image() {
     let place = Place::new();
@@ -74,7 +75,7 @@ fn options_for_trees() {
 fn every_verb_reads_a_file() {
     let place = Place::new();
     rich(&place);
-    let image = import(&place, "store", "dir:tree stored");
+    let image = import(&place, "store", "--form objects dir:tree stored");
     place.out("export --quiet stored erofs:a.erofs");
     place.out("export --quiet stored disk:a.disk");
     let form = serde_json::from_str::<Value>(&place.out("show --json stored")).unwrap();
@@ -96,14 +97,9 @@ fn every_verb_reads_a_file() {
             assert!(bytes(source) == bytes("stored"), "{source}:{file}");
         }
         assert_eq!(place.run(&format!("diff stored {source}")).code, Some(0), "{source}");
-        if form["form"] == "objects" {
-            let shown: Value =
-                serde_json::from_str(&place.out(&format!("show --json {source}"))).unwrap();
-            assert_eq!(
-                (&shown["image"], &shown["inodes"]),
-                (&image.as_str().into(), &form["inodes"])
-            );
-        }
+        let shown: Value =
+            serde_json::from_str(&place.out(&format!("show --json {source}"))).unwrap();
+        assert_eq!((&shown["image"], &shown["inodes"]), (&image.as_str().into(), &form["inodes"]));
     }
     write(&place.path("tree/usr/lib/65"), b"changed", 0o644);
     place.out("import --quiet dir:tree stored");
@@ -123,7 +119,7 @@ fn images_of_mkfs() {
     let _removed = std::fs::remove_file(place.path("tree/whiteout"));
     let image = import(&place, "store", "--form objects dir:tree a");
     let newer = testing::built("sid", "mkfs.erofs", "sid");
-    let older = program("mkfs.erofs");
+    let older = testing::program("mkfs.erofs");
     let all: [(_, &[&str]); 2] = [
         (older, &["", "-zlz4hc -Eztailpacking", "--chunksize=4096", "-Eforce-inode-extended"]),
         (
@@ -173,6 +169,87 @@ fn a_composefs_image_needs_its_objects() {
     assert!(ran.err.contains("`quire import --objects DIR` imports it"), "{}", ran.err);
 }
 
+/// `show` prints the id that an import gives, although the import moves the data of files.
+#[test]
+fn the_id_of_a_composefs_image_with_other_paths() {
+    let place = Place::new();
+    rich(&place);
+    let image = import(&place, "store", "--form objects dir:tree a");
+    // Makes an image of the dump after a change to the fields of each file whose data is external.
+    let make = |change: &dyn Fn(&mut [String]), name: &str| {
+        let mut dump = String::new();
+        for line in place.out("dump a").lines() {
+            let mut fields: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            if fields[10] != "-" {
+                change(&mut fields);
+            }
+            dump += &fields.join(" ");
+            dump.push('\n');
+        }
+        std::fs::write(place.path("dump"), dump).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_quire"));
+        command.arg0("mkcomposefs").args(["--from-file", "dump", name]);
+        assert!(command.current_dir(place.folder.path()).status().unwrap().success());
+        let shown = place.out(&format!("show --json erofs:{name}"));
+        serde_json::from_str::<Value>(&shown).unwrap()["image"].clone()
+    };
+    assert_eq!(make(&|_| (), "same.cfs"), image);
+    assert_eq!(make(&|it| it[8] = format!("else/{}", it[8]), "else.cfs"), image);
+    assert_eq!(import(&place, "store", "--form objects erofs:else.cfs b"), image);
+    // The ids of the objects are not known.
+    assert_eq!(make(&|it| it[10] = "-".to_owned(), "none.cfs"), Value::Null);
+    assert!(place.out("show erofs:none.cfs").starts_with("files "));
+}
+
+/// A text that begins like a source may be a name, such as the one that `import dir:disk` gives.
+#[test]
+fn an_image_may_have_the_name_of_a_kind() {
+    let place = Place::new();
+    place.tree("disk", "x");
+    place.out("import --quiet --form objects dir:disk");
+    place.out("tag disk:latest erofs:v1");
+    let listing = place.out("ls -R disk:latest");
+    assert!(listing.contains("short"), "{listing}");
+    assert_eq!(place.out("ls -R erofs:v1"), listing);
+    assert_eq!(place.out("cat disk:latest:/etc/short"), "short\n");
+    let file = |name: &str| {
+        let shown = place.out(&format!("show --json {name}"));
+        serde_json::from_str::<Value>(&shown).unwrap()["file"].clone()
+    };
+    assert_eq!([file("disk:latest"), file("erofs:v1")], [Value::Null, Value::Null]);
+    let ran = place.run("mount --specification disk:latest");
+    assert!(!ran.err.contains("needs an image of the store"), "{}", ran.err);
+    // A file takes precedence.
+    place.out("export --quiet disk:latest erofs:v1");
+    assert!(file("erofs:v1").is_object());
+    // No image gets such a name from a file.
+    std::fs::copy(place.path("v1"), place.path("disk.img")).unwrap();
+    let done: Value = serde_json::from_str(&place.out("import --json erofs:disk.img")).unwrap();
+    assert_eq!(done["name"], Value::Null);
+}
+
+/// `mount` checks a file and the options before it makes a store.
+#[test]
+fn mounts_that_are_refused_early() {
+    let place = Place::new();
+    rich(&place);
+    place.out("build --digest-store objects dir:tree a.cfs");
+    std::fs::create_dir(place.path("point")).unwrap();
+    let mut refused = vec![("mount erofs:typo point", "No such file")];
+    if cfg!(feature = "serve") {
+        refused.push(("mount --lazy erofs:a.cfs point", "--lazy and --pull need an image of a"));
+        refused.push(("mount --pull always erofs:a.cfs point", "--lazy and --pull need an image"));
+    }
+    for (line, expect) in refused {
+        let ran = place.run(line);
+        assert_eq!(ran.code, Some(2), "{line}: {}", ran.err);
+        assert!(ran.err.contains(expect), "{line}: {}", ran.err);
+        assert!(!place.path("store").exists(), "{line}");
+    }
+    let ran = place.run("mount erofs:a.cfs point");
+    assert!(ran.err.contains("`quire import --objects DIR erofs:a.cfs NAME`"), "{}", ran.err);
+}
+
 /// `mount` imports the file without a name, so the image disappears after it is unmounted.
 #[test]
 fn a_file_is_mounted_through_the_store() {
@@ -220,6 +297,7 @@ fn what_cannot_be_read_is_refused_by_name() {
         ("import disk:a.erofs", "it has no valid GUID partition table"),
         ("import --form tar erofs:a.erofs", "the form `tar` needs layers"),
         ("show erofs:rafs", "data of RAFS, the format of Nydus"),
+        ("show erofs:rafs", "`nydus-image unpack` writes a tar of it"),
         ("cat erofs:a.erofs:/etc", "is not a regular file"),
         ("cat erofs:a.erofs:/nothing", "has no \"/nothing\""),
     ] {

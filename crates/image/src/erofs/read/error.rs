@@ -24,6 +24,9 @@ pub enum ReadError {
     /// The image has more names than the caller accepts.
     #[error("the image has more than {0} names")]
     Names(u64),
+    /// The caller has cancelled the walk.
+    #[error("cancelled")]
+    Cancelled,
     /// The bytes are on a device that the caller did not provide.
     #[error("the data is on {0}, which is not open")]
     NoDevice(Device),
@@ -223,6 +226,14 @@ pub enum ErofsCorruption {
         nid: Nid,
         /// Size of the inode in bytes.
         size: u64,
+    },
+    /// The time of an inode has a second or more of nanoseconds.
+    #[error("inode {nid} has {nanoseconds} nanoseconds in its time, more than 999999999")]
+    Nanoseconds {
+        /// The inode.
+        nid: Nid,
+        /// The nanoseconds.
+        nanoseconds: u32,
     },
     /// A symlink has an empty target, or one of more than 4095 bytes.
     #[error("symlink {nid} has a target of {size} bytes, not 1 to 4095")]
@@ -513,6 +524,14 @@ pub enum ErofsCorruption {
         /// Length of the extent in bytes.
         len: u64,
         /// Offset of the byte that was read.
+        offset: ByteOffset,
+    },
+    /// A table of extents begins after the beginning of the file, or is empty.
+    #[error("inode {nid} has no extent for byte {offset}")]
+    NoExtent {
+        /// The file.
+        nid: Nid,
+        /// Offset of the byte in the file.
         offset: ByteOffset,
     },
     /// Extents are not in the order of their offsets.

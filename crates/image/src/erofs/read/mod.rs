@@ -2,15 +2,16 @@
 //!
 //! Goals, in order: correct on hostile images, then easy, then fast. Every value in an image is checked:
 //! [`Image::open`] and the methods below return [`ReadError::NotErofs`], [`ReadError::Unsupported`] with the feature,
-//! or [`ReadError::Corrupt`] with the values that prove it. Files may be compressed ([`FileReader`] reads them fastest).
-//! Compressed metadata, files with fragments in another inode, and RAFS images are unsupported.
+//! or [`ReadError::Corrupt`] with the values that prove it. Files may be compressed ([`FileReader`] reads them
+//! fastest). Compressed metadata, files with fragments in another inode, and RAFS images are unsupported.
 //!
 //! # Bounds
 //! For any bytes, reading terminates, never panics, and holds at most:
 //! - one inode, one directory block of at most 64 KiB and one name, while a directory is read or searched;
 //! - [`XATTRS_BYTES_MAX`] for the xattrs of one inode, of which names take at most [`XATTR_LIST_MAX`];
 //! - 16 MiB in [`Cached`], if it is used;
-//! - 13 MiB and the state of a decoder, at most 2 MiB, in a [`FileReader`] of a compressed file;
+//! - 27 MiB in a [`FileReader`] of a compressed file: an extent of 12 MiB, a decoder's window of the same size, a
+//!   physical cluster of 1 MiB, and the state of a decoder, at most 2 MiB;
 //! - [`kept_bound`] bytes of names, xattrs, targets and content that one [`Walk`] or [`to_tree()`] takes from the
 //!   image. The structures built from them (a tree, the numbers of inodes, open directories) take a small multiple of
 //!   that.
@@ -18,6 +19,7 @@
 //! Work is also bounded: a walk enters each directory once (a second name for a directory is corrupt, so there are no
 //! loops), names in a directory ascend (so no block is used twice), a path has at most [`PATH_MAX`] bytes, and
 //! [`work_bound`] limits the bytes of xattrs that are decoded, because one shared entry may belong to many inodes.
+//! [`unpacked_bound`] limits the bytes of directories, because many of them may have the same bytes.
 
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
@@ -48,7 +50,7 @@ pub use overlay_view::{ShownContent, ShownEntry, ShownFile, ShownImage, ShownNam
 pub use source::{CacheSize, Cached, ReadAt};
 pub use superblock::{BlockBits, ComposefsHeader, DeviceSlot, NativeHeader, Superblock};
 pub use to_tree::{ImageTree, Owners, TreeBounds, View, to_tree, to_tree_within};
-pub use walk::{PATH_MAX, Step, Walk, kept_bound, work_bound};
+pub use walk::{PATH_MAX, Step, Walk, kept_bound, unpacked_bound, work_bound};
 pub use xattr::{InodeXattrs, XATTR_LIST_MAX, XATTRS_BYTES_MAX, Xattr};
 
 use std::fmt;

@@ -1,6 +1,7 @@
 //! Converts an image to a tree.
 
 use std::borrow::Cow;
+use std::sync::atomic::AtomicBool;
 
 use hashbrown::HashSet;
 
@@ -8,7 +9,7 @@ use super::error::{ErofsCorruption, ReadError};
 use super::inode::{FileType, Inode, Nid};
 use super::native_files::FileConversion;
 use super::source::ReadAt;
-use super::walk::{Budget, Step, kept_bound, work_bound};
+use super::walk::{Budget, Step, kept_bound, unpacked_bound, work_bound};
 use super::xattr::{InodeXattrs, Xattr};
 use super::{ByteOffset, Image, to_u64, to_usize};
 use crate::erofs::layout::XATTR_PREFIXES;
@@ -33,13 +34,18 @@ pub enum View {
     Stored,
 }
 
-/// Limits on the size of a tree, for an image that may be a sparse file of any length.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TreeBounds {
+/// Limits on a conversion to a tree, for an image that may be a sparse file of any length.
+#[derive(Debug, Clone, Copy)]
+pub struct TreeBounds<'c> {
     /// Maximum number of names, including the root.
     pub names: u64,
     /// Maximum number of bytes of names, xattrs, targets and inline content.
     pub bytes: u64,
+    /// Number of bytes that the image occupies on the disk, which limits the bytes of directories: see
+    /// [`unpacked_bound`].
+    pub stored: u64,
+    /// Ends the conversion with [`ReadError::Cancelled`] when another thread sets it.
+    pub cancel: &'c AtomicBool,
 }
 
 /// The rule that determines which name owns an inode, because a composefs image does not state this.
@@ -67,6 +73,9 @@ pub struct ImageTree {
 /// `libcomposefs/lcfs-writer.h`.
 pub(super) const INLINE_CONTENT_MAX: u64 = 5000;
 
+/// Most nanoseconds of a time.
+const NANOSECONDS_MAX: u32 = 999_999_999;
+
 const OVERLAY: &[u8] = b"trusted.overlay.";
 const ESCAPED: &[u8] = b"trusted.overlay.overlay.";
 const METACOPY: &[u8] = b"trusted.overlay.metacopy";
@@ -88,14 +97,15 @@ pub fn to_tree<S: ReadAt>(image: &Image<S>, view: View) -> Result<ImageTree, Rea
     Reader::new(image, view, None).read(None)
 }
 
-/// Like [`to_tree`], with limits besides those that the image's length sets.
+/// Like [`to_tree`], with limits besides those that the image's length sets. Times that tars and dumps cannot state are
+/// corrupt, although the kernel shows them.
 ///
 /// # Errors
-/// As [`to_tree`], and [`ReadError::Names`].
-pub fn to_tree_within<S: ReadAt>(
-    image: &Image<S>,
+/// As [`to_tree`], [`ReadError::Names`], [`ReadError::Cancelled`] and [`ErofsCorruption::Nanoseconds`].
+pub fn to_tree_within<'i, S: ReadAt>(
+    image: &'i Image<S>,
     view: View,
-    bounds: TreeBounds,
+    bounds: TreeBounds<'i>,
 ) -> Result<ImageTree, ReadError> {
     if let View::Composefs(_) = view {
         image.superblock().composefs.ok_or(ReadError::NotComposefs)?.check()?;
@@ -156,18 +166,24 @@ impl<'i, S: ReadAt> Reader<'i, S> {
         }
     }
 
-    pub(super) fn read(mut self, bounds: Option<TreeBounds>) -> Result<ImageTree, ReadError> {
+    pub(super) fn read(mut self, bounds: Option<TreeBounds<'i>>) -> Result<ImageTree, ReadError> {
         let mut walk = self.image.walk();
         let mut names = u64::MAX;
         if let Some(bounds) = bounds {
             let len = self.image.source().len();
             walk.kept = Budget::new(kept_bound(len).min(bounds.bytes));
+            walk.unpacked = Budget::new(unpacked_bound(bounds.stored));
+            walk.cancel = Some(bounds.cancel);
             self.work = Budget::new(work_bound(len.min(bounds.bytes / 4)));
             names = bounds.names;
         }
         let mut left = names;
         while let Some(step) = walk.next()? {
             left = left.checked_sub(1).ok_or(ReadError::Names(names))?;
+            let (nid, nanoseconds) = (step.inode.nid(), step.inode.mtime().nanoseconds);
+            if bounds.is_some() && nanoseconds > NANOSECONDS_MAX {
+                return Err(ErofsCorruption::Nanoseconds { nid, nanoseconds }.into());
+            }
             let kept = self.step(&step)?;
             walk.kept.spend(kept)?;
         }

@@ -1,12 +1,14 @@
 //! Walks through every name of an image.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use hashbrown::HashMap;
 
 use super::error::{ErofsCorruption, ReadError};
 use super::inode::{FileType, Inode, Nid};
 use super::source::ReadAt;
 use super::{Image, to_u64, to_usize};
-use crate::tree::{NAME_MAX, check_name};
+use crate::tree::{NAME_MAX, SYMLINK_MAX, check_name};
 
 /// Maximum length in bytes of a path with its leading slash. Source: Linux `PATH_MAX` less the final NUL. System
 /// calls do not accept longer paths, and mkfs.erofs does not make them. Without a limit, the paths in a chain of
@@ -27,6 +29,14 @@ pub const fn kept_bound(len: u64) -> u64 {
 #[must_use]
 pub const fn work_bound(len: u64) -> u64 {
     len.saturating_mul(256).saturating_add(64 << 20)
+}
+
+/// Returns the maximum number of bytes of directories and compressed targets that one walk reads from an image with
+/// `stored` bytes: 250 per byte, plus 64 MiB. Many inodes may lead to the same bytes, which compression makes cheap for
+/// the image, but not for its reader. 250 is also the limit of imports for the contents of files.
+#[must_use]
+pub const fn unpacked_bound(stored: u64) -> u64 {
+    stored.saturating_mul(250).saturating_add(64 << 20)
 }
 
 /// A limit, and the part of it that is left.
@@ -78,6 +88,9 @@ pub struct Walk<'i, S> {
     path: Vec<u8>,
     numbers: HashMap<Nid, usize>,
     pub(super) kept: Budget,
+    pub(super) unpacked: Budget,
+    /// Ends the walk early when another thread sets it.
+    pub(super) cancel: Option<&'i AtomicBool>,
     started: bool,
 }
 
@@ -128,6 +141,8 @@ impl<S: ReadAt> Image<S> {
             path: Vec::new(),
             numbers: HashMap::with_capacity(to_usize(inodes)),
             kept: Budget::new(kept_bound(self.source.len())),
+            unpacked: Budget::new(unpacked_bound(self.source.len())),
+            cancel: None,
             started: false,
         }
     }
@@ -179,6 +194,7 @@ impl<S: ReadAt> Walk<'_, S> {
             return Err(ErofsCorruption::PathLength(path.len()).into());
         }
 
+        self.go_on()?;
         let inode = self.image.inode(nid)?;
         if file_type != 0 && file_type != inode.file_type().in_entry() {
             let (nid, mode) = (parent_nid, inode.mode());
@@ -192,7 +208,18 @@ impl<S: ReadAt> Walk<'_, S> {
             }
             self.enter(&inode, number, parent_nid)?;
         }
+        if is_new && inode.file_type() == FileType::Symlink && inode.is_compressed() {
+            self.unpacked.spend(inode.size().min(to_u64(SYMLINK_MAX)))?;
+        }
         Ok(Some(Advanced { parent, inode, number, is_new, name }))
+    }
+
+    /// Checks whether the walk was cancelled.
+    fn go_on(&self) -> Result<(), ReadError> {
+        match self.cancel.is_some_and(|it| it.load(Ordering::Relaxed)) {
+            true => Err(ReadError::Cancelled),
+            false => Ok(()),
+        }
     }
 
     /// Returns the number of an inode, and whether it is new.
@@ -205,9 +232,15 @@ impl<S: ReadAt> Walk<'_, S> {
     /// Reads a directory's entries.
     fn enter(&mut self, directory: &Inode, number: usize, parent: Nid) -> Result<(), ReadError> {
         let nid = directory.nid();
+        self.unpacked.spend(match directory.is_compressed() {
+            true => directory.size(),
+            // Names ascend, so no byte of the image is read twice.
+            false => directory.size().min(self.image.source.len()),
+        })?;
         let mut entries = Vec::new();
         let mut read = self.image.read_dir(directory);
         while let Some(entry) = read.next()? {
+            self.go_on()?;
             if entry.is_dots() {
                 let expected = if entry.name == b"." { nid } else { parent };
                 if entry.nid != expected {

@@ -43,7 +43,9 @@ impl Supply<'_> {
             Some(own) if own.is_whole => Some(own),
             // A command that only looked at the image says little about the start of its server.
             own => match (own, self.previous_start(image, manifest)?) {
-                (Some(own), Some(previous)) if !previous.is_better_than(&own, manifest) => Some(own),
+                (Some(own), Some(previous)) if !previous.is_better_than(&own, manifest) => {
+                    Some(own)
+                }
                 (own, previous) => previous.or(own),
             },
         };

@@ -1,7 +1,7 @@
 //! Finds the root partition of a disk with a GUID partition table.
 //!
-//! Source: UEFI 2.10, 5.3 "GUID Partition Table (GPT) Disk Layout". The crate that writes tables is not used, because it
-//! panics on some tables.
+//! Source: UEFI 2.10, 5.3 "GUID Partition Table (GPT) Disk Layout". The crate that writes tables is not used, because
+//! it panics on some tables.
 
 use std::io;
 use std::ops::Range;

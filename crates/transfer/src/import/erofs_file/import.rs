@@ -18,7 +18,7 @@ impl ImportRun<'_> {
         file: &ErofsFile,
     ) -> Result<UncommittedImage, ImportError> {
         (self.environment.progress)(Event::Walking);
-        let names = file.names(&self.options.limits)?;
+        let names = file.names(&self.options.limits, self.environment.cancel)?;
         let kept = KeptMetadata { xattrs: self.options.xattrs, times: self.options.times };
         if file.is_composefs() {
             return self.with_objects(names.tree, kept);

@@ -11,13 +11,14 @@ mod window;
 use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use image::erofs::read::{
     ByteOffset, Cached, Image, ImageTree, Nid, Owners, ReadError, RunPlace, TreeBounds, View,
     to_tree_within,
 };
 use image::erofs::{Profile, Versions};
-use image::tree::{Content, InodeId, Tree};
+use image::tree::{Content, Inode, InodeId, Location, Node, Tree};
 use image::verity::{Algorithm, Hasher, ImageId, ObjectId};
 use oci::source::Input;
 use store::{parallel, walk};
@@ -95,6 +96,9 @@ impl ErofsFile {
     }
 
     fn failed(&self, source: ReadError) -> ImportError {
+        if matches!(source, ReadError::Cancelled) {
+            return ImportError::Cancelled;
+        }
         ImportError::failed("read", self.path.display().to_string(), source)
     }
 
@@ -102,28 +106,32 @@ impl ErofsFile {
     /// read by [`read`](Self::read).
     ///
     /// # Errors
-    /// [`ImportError`] if the image is invalid or too large.
-    pub fn names(&self, limits: &Limits) -> Result<ImageTree, ImportError> {
+    /// [`ImportError`] if the image is invalid or too large, or `cancel` is set.
+    pub fn names(&self, limits: &Limits, cancel: &AtomicBool) -> Result<ImageTree, ImportError> {
         let view = match self.is_composefs() {
             true => View::Composefs(Owners::AsWritten),
             false => View::Stored,
         };
-        let bounds = TreeBounds { names: limits.entries, bytes: limits.metadata_bytes };
+        let bounds = TreeBounds {
+            names: limits.entries,
+            bytes: limits.metadata_bytes,
+            stored: self.stored,
+            cancel,
+        };
         to_tree_within(&self.image, view, bounds).map_err(|error| self.failed(error))
     }
 
-    /// Passes the bytes of a file to `take`.
+    /// Passes the bytes of a file to `take`: those of inode `nid` of the image, which is `file` in the image's tree.
     ///
     /// # Errors
     /// [`ImportError`] if they cannot be read, and the errors of `take`.
     pub fn read<E: From<ImportError>>(
         &self,
         nid: Nid,
-        path: &[u8],
+        file: Inode<'_>,
         mut take: impl FnMut(FilePiece<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let failed =
-            |error| ImportError::ErofsFile { path: path.to_vec(), source: Box::new(error) };
+        let failed = |error| ImportError::ErofsFile { path: file.path(), source: Box::new(error) };
         let inode = self.image.inode(nid).map_err(failed)?;
         let mut reader = self.image.reader(&inode);
         let mut buffer = vec![0; BUFFER.min(usize::try_from(inode.size()).unwrap_or(BUFFER))];
@@ -168,27 +176,23 @@ impl ErofsFile {
         let files = self.files(names, limits)?;
         let threads = environment.threads.get();
         let found = parallel::each("read", threads, files.len(), |at| {
-            let file = &files[at];
-            if environment.cancel.load(std::sync::atomic::Ordering::Relaxed) {
+            let file = FileSource::new(self, names, files[at]);
+            if environment.cancel.load(Ordering::Relaxed) {
                 return Err(ImportError::Cancelled);
             }
             if file.size > walk::COMPOSEFS_INLINE_MAX {
-                return Ok(FileData::Object(put(file)?));
+                return Ok(FileData::Object(put(&file)?));
             }
             let bytes = file.bytes()?;
             (environment.progress)(Event::FileRead { bytes: file.size });
             Ok(FileData::Inline(bytes))
         })?;
-        let data: HashMap<InodeId, FileData> = files.iter().map(|it| it.id).zip(found).collect();
+        let data: HashMap<InodeId, FileData> = files.into_iter().zip(found).collect();
         relocated(&names.tree, &data, kept).map_err(ImportError::relocate)
     }
 
     /// Lists the files whose bytes are in the image, and checks their sizes before they are read.
-    fn files(
-        &self,
-        names: &ImageTree,
-        limits: &Limits,
-    ) -> Result<Vec<FileSource<'_>>, ImportError> {
+    fn files(&self, names: &ImageTree, limits: &Limits) -> Result<Vec<InodeId>, ImportError> {
         let limited = |error: ImportLimitError| {
             ImportError::failed("read", self.path.display().to_string(), error)
         };
@@ -200,8 +204,7 @@ impl ErofsFile {
                 return Err(limited(ImportLimitError::ContentBytes(limits.content_bytes)));
             }
             limits.check_ratio(self.stored, sum).map_err(limited)?;
-            let nid = names.nids[inode.id().index()];
-            files.push(FileSource { from: self, id: inode.id(), nid, size, path: inode.path() });
+            files.push(inode.id());
         }
         Ok(files)
     }
@@ -215,14 +218,14 @@ impl ErofsFile {
         limits: &Limits,
         environment: &ImportContext<'_>,
     ) -> Result<Tree, ImportError> {
-        let names = self.names(limits)?;
+        let names = self.names(limits, environment.cancel)?;
         if self.is_composefs() {
             return Ok(names.tree);
         }
         self.complete(&names, KeptMetadata::ALL, limits, environment, |file| {
             let mut hasher = Hasher::new(Algorithm::Sha256);
             file.read(|piece| {
-                if environment.cancel.load(std::sync::atomic::Ordering::Relaxed) {
+                if environment.cancel.load(Ordering::Relaxed) {
                     return Err(ImportError::Cancelled);
                 }
                 match piece {
@@ -237,32 +240,58 @@ impl ErofsFile {
     }
 }
 
-/// Returns the id and the size in bytes of the image that an import makes of a tree in the form `objects`.
+/// Returns the id of the image that an import makes of a tree in the form `objects`; `None` if the tree does not state
+/// the objects of all files.
 ///
 /// # Errors
 /// [`ImportError`] if an import refuses the tree.
-pub fn image_of(tree: &Tree) -> Result<(ImageId, u64), ImportError> {
+pub fn image_of(tree: &Tree) -> Result<Option<ImageId>, ImportError> {
+    // An import moves the data of files to the paths of their objects.
+    let mut moved = HashMap::new();
+    for (file, content) in tree.files() {
+        match content {
+            Content::Inline(_) | Content::External { location: Location::Object, .. } => {}
+            Content::External { object: Some(object), .. } => {
+                moved.insert(file.id(), FileData::Object(object));
+            }
+            Content::External { object: None, .. } => return Ok(None),
+        }
+    }
+    if !moved.is_empty() {
+        let tree = relocated(tree, &moved, KeptMetadata::ALL).map_err(ImportError::relocate)?;
+        return image_of(&tree);
+    }
     check_paths(tree)?;
     check_marks(tree)?;
     let mut hasher = Hasher::new(Algorithm::Sha256);
     let profile = Profile::Composefs(Versions::default());
     let written = image::erofs::write(tree, &profile, &mut hasher);
-    let summary = written.map_err(|it| ImportError::failed("write", "the image", it))?;
-    Ok((hasher.finish().into(), summary.bytes))
+    written.map_err(|it| ImportError::failed("write", "the image", it))?;
+    Ok(Some(hasher.finish().into()))
 }
 
-/// A file of an image.
-#[derive(Debug)]
+/// A file of an image. It owns no memory, because an image may have millions of files with long paths.
+#[derive(Debug, Clone, Copy)]
 pub(super) struct FileSource<'f> {
     from: &'f ErofsFile,
-    id: InodeId,
+    file: Inode<'f>,
     nid: Nid,
     /// Size in bytes.
     pub(super) size: u64,
-    path: Vec<u8>,
 }
 
-impl FileSource<'_> {
+const _: () = assert!(!std::mem::needs_drop::<FileSource<'static>>());
+
+impl<'f> FileSource<'f> {
+    fn new(from: &'f ErofsFile, names: &'f ImageTree, id: InodeId) -> Self {
+        let file = names.tree.inode(id);
+        let size = match file.node() {
+            Node::Regular(content) => content.size(),
+            _ => 0,
+        };
+        Self { from, file, nid: names.nids[id.index()], size }
+    }
+
     pub(super) fn read(
         &self,
         mut take: impl FnMut(FilePiece<'_>) -> Result<(), ImportError>,
@@ -270,10 +299,10 @@ impl FileSource<'_> {
         // Another process may write to the image.
         let changed = || {
             let reason = "its size changed while it was read";
-            ImportError::File { path: self.path.clone(), reason }
+            ImportError::File { path: self.file.path(), reason }
         };
         let mut left = self.size;
-        self.from.read(self.nid, &self.path, |piece| {
+        self.from.read(self.nid, self.file, |piece| {
             let len = match piece {
                 FilePiece::Data(bytes) => bytes.len() as u64,
                 FilePiece::Hole(count) => count,

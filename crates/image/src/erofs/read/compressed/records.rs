@@ -88,15 +88,16 @@ impl Records {
                 let number = offset.wrapping_shr(bits);
                 let start = number.wrapping_shl(bits);
                 let end = start.saturating_add(1_u64.wrapping_shl(bits)).min(self.size);
-                (start, end, Some(self.numbered(image, number)?))
+                (start, end, self.numbered(image, number)?)
             }
             Form::Extents { record, count } => self.search(image, offset, record, count)?,
         };
         let len = end.saturating_sub(start);
         let hole = PackedExtent { start, len, cluster: None };
-        let Some(Record { plen, at }) = record.filter(|it| it.plen & EXTENT_LEN_MASK != 0) else {
+        let Record { plen, at } = record;
+        if plen & EXTENT_LEN_MASK == 0 {
             return Ok(hole);
-        };
+        }
         let [format, ..] = (plen >> EXTENT_FORMAT_SHIFT).to_le_bytes();
         let is_aligned = image.superblock.block_bits.within(ByteOffset(at)) == 0;
         let method = match format.checked_sub(1) {
@@ -137,15 +138,15 @@ impl Records {
         }
     }
 
-    /// Returns the start and end of the extent that contains a byte, and its record; without a record, the bytes are
-    /// a hole.
+    /// Returns the start and end of the extent that contains a byte, and its record. The kernel takes bytes before the
+    /// first record for zeros, but writers state a record for each hole.
     fn search<S: ReadAt>(
         &self,
         image: &Image<S>,
         offset: u64,
         record: u64,
         count: u64,
-    ) -> Result<(u64, u64, Option<Record>), ReadError> {
+    ) -> Result<(u64, u64, Record), ReadError> {
         let (mut low, mut high) = (0, count);
         let (mut start, mut end, mut found) = (offset, self.size, None);
         while low < high {
@@ -166,7 +167,9 @@ impl Records {
                 found = Some(Record { plen: raw.plen.get(), at });
             }
         }
-        Ok((start, end, found))
+        let (nid, offset) = (self.nid, ByteOffset(offset));
+        let record = found.ok_or(ErofsCorruption::NoExtent { nid, offset })?;
+        Ok((start, end, record))
     }
 
     /// Reads the first `len` bytes of a record; the others are zeros.

@@ -55,6 +55,8 @@ pub(super) fn unpack(
             lzma(without_padding(cluster, packed, block)?, bytes, output)?;
         }
         Method::Packed(Algorithm::Deflate) => {
+            // The inflater makes a buffer, so free the old one first.
+            *bytes = Vec::new();
             *bytes = inflate(without_padding(cluster, packed, block)?, len, output)?;
         }
         Method::Packed(Algorithm::Zstd) => {
