@@ -209,7 +209,7 @@ fn bounds_of_the_caller() {
         let nid = maker.inode(&directory, &[0; 64]);
         with_named(maker, &[nid], 2)
     };
-    // Nothing of the directory is unpacked.
+    // The directory is not unpacked.
     let error = read(&directory((64 << 20) + 1), false).unwrap_err().to_string();
     assert!(error.ends_with(&amplified(64 << 20)), "{error}");
     let error = read(&directory(4096), false).unwrap_err().to_string();

@@ -10,13 +10,11 @@ use bytes::{Bytes, BytesMut};
 use reqwest::header::{CONTENT_RANGE, HeaderMap, HeaderValue, RANGE};
 use tokio::sync::mpsc;
 
-use super::clients::Urgency;
 use super::engine::{Engine, first};
 use super::hosts::Capability;
 use super::patience::Patience;
-use super::ranges::PartsWay;
 use super::retry::Turns;
-use super::transport::{Ask, take_end};
+use super::transport::{Ask, Urgency, take_end};
 use super::{Cause, Core, Registry, RegistryError};
 use crate::Digest;
 use crate::blobs::{AskedPeers, BlobSource, PeerPart, Whole, within};
@@ -27,6 +25,18 @@ const PIECE: usize = 256 << 10;
 const PIECES: usize = 4;
 /// Maximum time to fill a piece. Without it, a slow blob would look like a stalled one.
 const PIECE_AGE: Duration = Duration::from_millis(200);
+
+/// How parts of a blob are fetched.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PartsWay {
+    pub(super) whole: Whole,
+    pub(super) urgency: Urgency,
+}
+
+impl PartsWay {
+    /// Also from a source that can only send the whole blob, for a reader.
+    pub(super) const USUAL: Self = Self { whole: Whole::Read, urgency: Urgency::Reader };
+}
 
 /// A reader of a blob. The first read sends the first request. The caller must verify the digest.
 ///

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::clients::Urgency;
 use super::engine::first;
 use super::hosts::Capability;
+use super::transport::Urgency;
 use super::{Core, Registry, lock};
 use crate::Digest;
 
@@ -17,9 +17,9 @@ const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 impl Registry {
     /// Opens the connections that the first request for a blob needs, and returns at once. For this, the host that is
-    /// asked first gets a request for the size of the blob, which also gets a token and follows a redirect. With HTTP/2,
-    /// prefetching has a separate connection, which is opened after that. Nothing is sent if another request was sent a
-    /// short time ago. Errors are logged: the request for the blob reports them.
+    /// asked first gets a request for the size of the blob, which also gets a token and follows a redirect, unless
+    /// another request was sent a short time ago. With HTTP/2, prefetching has a separate connection, which is opened
+    /// after that. Errors are logged: the request for the blob reports them.
     pub fn connect_ahead(&self, blob: &Digest, limit: Duration) {
         if !self.core.begin_to_connect() {
             return;

@@ -7,7 +7,6 @@
 
 mod auth;
 mod blob;
-mod clients;
 mod connect;
 pub mod credentials;
 mod engine;
@@ -23,7 +22,6 @@ mod ranges;
 mod referrers;
 mod retry;
 mod settings;
-mod tls;
 mod transport;
 mod upload;
 

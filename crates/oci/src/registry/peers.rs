@@ -9,13 +9,11 @@ use std::time::{Duration, Instant};
 use reqwest::Method;
 use reqwest::header::{CONTENT_LENGTH, HeaderMap, HeaderName};
 
-use super::blob::BlobReader;
-use super::clients::Urgency;
+use super::blob::{BlobReader, PartsWay};
 use super::error::Cause;
 use super::hosts::{Capability, Endpoint};
 use super::patience::Patience;
-use super::ranges::PartsWay;
-use super::transport::{Answer, Ask};
+use super::transport::{Answer, Ask, Urgency};
 use super::{Core, Registry, UNWELL, lock, patience};
 use crate::Digest;
 use crate::blobs::{AskedPeers, PeerPart, Whole};

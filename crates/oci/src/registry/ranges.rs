@@ -6,11 +6,10 @@ use std::sync::Arc;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, RANGE};
 use tokio::task::JoinSet;
 
-use super::blob::{ContentRange, ranges_header, wrong_range};
-use super::clients::Urgency;
+use super::blob::{ContentRange, PartsWay, ranges_header, wrong_range};
 use super::hosts::Capability;
 use super::patience::Patience;
-use super::transport::{Answer, Ask, take_end};
+use super::transport::{Answer, Ask, Urgency, take_end};
 use super::{Cause, Core, Registry, RegistryError, lock};
 use crate::Digest;
 use crate::blobs::Whole;
@@ -21,18 +20,6 @@ const RANGES_MAX: usize = 64;
 const PARALLEL: usize = 4;
 /// Maximum size of the header of each part in a multipart response, in bytes.
 const PART_HEAD_MAX: u64 = 1024;
-
-/// How parts of a blob are fetched.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct PartsWay {
-    pub(super) whole: Whole,
-    pub(super) urgency: Urgency,
-}
-
-impl PartsWay {
-    /// Also from a source that can only send the whole blob, for a reader.
-    const USUAL: Self = Self { whole: Whole::Read, urgency: Urgency::Reader };
-}
 
 impl Registry {
     /// Fetches a part of a blob. The caller cannot verify it with the blob's digest.

@@ -1,5 +1,8 @@
 //! HTTP requests and responses: timeouts, redirects. Independent of the registry protocol.
 
+mod clients;
+mod tls;
+
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,10 +15,11 @@ use reqwest::header::{
 };
 use reqwest::{Method, Response, Url, Version};
 
-use super::clients::{ClientId, Clients, NumberedClient, Urgency};
 use super::error::{Cause, Http2Failure};
 use super::hosts::{Endpoint, Route, authority};
 use super::{Settings, patience};
+pub(super) use clients::Urgency;
+use clients::{ClientId, Clients, NumberedClient};
 
 /// Maximum number of redirects of a request. Registries have one, to their blob storage.
 const REDIRECTS_MAX: usize = 5;

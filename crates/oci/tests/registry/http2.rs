@@ -357,7 +357,7 @@ fn responses_that_wait_for_their_readers_do_not_block_others() {
     assert_eq!(stage.server.connections(), 1);
 }
 
-/// Forwards connections to a server until it is told to be silent. New connections are always forwarded.
+/// Forwards connections to a server. Once `is_dead` is set, the first connection carries no bytes any more.
 fn line_to(server: std::net::SocketAddr, is_dead: &Arc<AtomicBool>) -> String {
     fn copy(mut from: TcpStream, mut to: TcpStream, is_dead: &AtomicBool) {
         let mut bytes = vec![0; 1 << 16];
@@ -377,7 +377,6 @@ fn line_to(server: std::net::SocketAddr, is_dead: &Arc<AtomicBool>) -> String {
             let ways =
                 [(client.try_clone().unwrap(), server.try_clone().unwrap()), (server, client)];
             for (from, to) in ways {
-                // Only the first connection dies.
                 let never = Arc::new(AtomicBool::new(false));
                 let is_dead = if number == 0 { Arc::clone(&is_dead) } else { never };
                 std::thread::spawn(move || copy(from, to, &is_dead));

@@ -53,7 +53,7 @@ pub(super) enum Close {
     Silently,
 }
 
-/// What a server does with a request. On HTTP/1.1, those that need HTTP/2 close the connection.
+/// The server's reaction to a request. On HTTP/1.1, those that need HTTP/2 close the connection.
 #[derive(Clone)]
 pub(super) enum Act {
     /// Sends the body, or the requested range of it.

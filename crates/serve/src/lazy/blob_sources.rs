@@ -178,12 +178,12 @@ impl ImageBlobs<'_, '_> {
         all.registries((self.manifest, *blob)).into_iter().next()
     }
 
-    /// Fetches ranges of a blob from the first source that has it.
-    fn ranges_by(
+    /// Calls `fetch` with each source of a blob, until it succeeds.
+    fn fetch<T>(
         &self,
         digest: &Digest,
-        fetch: &dyn Fn(&dyn BlobSource) -> io::Result<Vec<Vec<u8>>>,
-    ) -> io::Result<Vec<Vec<u8>>> {
+        fetch: impl Fn(&dyn BlobSource) -> io::Result<T>,
+    ) -> io::Result<T> {
         let mut failed = io::Error::other("neither the store nor a known registry has the blob");
         let all = self.all;
         if !lock(&all.damaged).contains(&(self.manifest, *digest)) {
@@ -221,7 +221,7 @@ impl BlobSource for ImageBlobs<'_, '_> {
         ranges: &[Range<u64>],
         whole: Whole,
     ) -> io::Result<Vec<Vec<u8>>> {
-        self.ranges_by(digest, &|source| source.ranges(digest, size, ranges, whole))
+        self.fetch(digest, |source| source.ranges(digest, size, ranges, whole))
     }
 
     fn ranges_in_background(
@@ -231,7 +231,7 @@ impl BlobSource for ImageBlobs<'_, '_> {
         ranges: &[Range<u64>],
         whole: Whole,
     ) -> io::Result<Vec<Vec<u8>>> {
-        self.ranges_by(digest, &|source| source.ranges_in_background(digest, size, ranges, whole))
+        self.fetch(digest, |source| source.ranges_in_background(digest, size, ranges, whole))
     }
 
     fn tar_part(

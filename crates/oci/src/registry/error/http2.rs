@@ -6,7 +6,7 @@ use h2::Reason;
 
 use super::{Cause, escaped};
 
-/// What a failure shows about the HTTP/2 of a server.
+/// The state of a server's HTTP/2 that a failure shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::registry) enum Http2Failure {
     /// HTTP/2 does not work, so HTTP/1.1 is worth a try.

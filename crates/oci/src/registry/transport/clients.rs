@@ -10,10 +10,11 @@ use reqwest::header::{HOST, HeaderMap};
 use reqwest::{Client, NoProxy, Proxy, Url};
 use rustls::RootCertStore;
 
-use super::credentials::Secret;
-use super::error::{Cause, Http2Failure};
-use super::hosts::{Route, authority};
-use super::{Proxies, Settings, lock, tls};
+use super::tls;
+use crate::registry::credentials::Secret;
+use crate::registry::error::{Cause, Http2Failure};
+use crate::registry::hosts::{Route, authority};
+use crate::registry::{Proxies, Settings, lock};
 
 /// Maximum time to connect.
 const CONNECT_MAX: Duration = Duration::from_secs(30);
@@ -45,14 +46,14 @@ pub(super) enum HttpVersions {
     Newest,
 }
 
-/// Who waits for a response.
+/// The urgency of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Urgency {
-    /// A reader, or a command.
+pub(in crate::registry) enum Urgency {
+    /// A reader, or a command, waits for the response.
     Reader,
-    /// A prefetch or a completion. Such requests have a separate HTTP/2 connection. A server that has written their
-    /// responses to its socket sends these before the response to a reader: with four such requests of 1 MiB, a reader
-    /// of 64 KiB waited for 181 ms, and 37 ms with HTTP/1.1 (20 ms, 200 Mbit/s).
+    /// A prefetch or a completion, which no reader waits for. Such requests have a separate HTTP/2 connection. A server
+    /// that has written their responses to its socket sends these before the response to a reader: with four such
+    /// requests of 1 MiB, a reader of 64 KiB waited for 181 ms, and 37 ms with HTTP/1.1 (20 ms, 200 Mbit/s).
     Background,
 }
 

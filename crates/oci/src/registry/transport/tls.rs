@@ -13,8 +13,8 @@ use rustls::{
     ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore, SignatureScheme,
 };
 
-use super::error::Cause;
-use super::hosts::Tls;
+use crate::registry::error::Cause;
+use crate::registry::hosts::Tls;
 
 /// Makes the TLS configuration of connections. `roots` caches the system's CAs, which are read once.
 pub(super) fn configuration(
