@@ -1,5 +1,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    targets::elf(bytes);
+    let _has_loader = targets::elf(bytes);
 });

@@ -52,6 +52,7 @@ fn dump_text(tree: &Tree) -> Vec<u8> {
 }
 
 /// Reads the headers of a program, whose loader and libraries an index may need. Returns whether it has a loader.
+#[must_use]
 pub fn elf(bytes: &[u8]) -> bool {
     transfer::lazy::exercise_elf(bytes)
 }
