@@ -180,7 +180,8 @@ fn the_id_of_a_composefs_image_with_other_paths() {
         let mut dump = String::new();
         for line in place.out("dump a").lines() {
             let mut fields: Vec<String> = line.split(' ').map(str::to_owned).collect();
-            if fields[10] != "-" {
+            // The payload of a hard link is the path of its target.
+            if fields[10] != "-" && !fields[2].starts_with('@') {
                 change(&mut fields);
             }
             dump += &fields.join(" ");
