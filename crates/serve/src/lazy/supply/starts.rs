@@ -66,14 +66,16 @@ impl Supply<'_> {
         Ok(previous_start(self.store, &wanted)?)
     }
 
-    /// Keeps a start that was recorded, unless the trace `default` of the image describes it.
+    /// Keeps a start that was recorded, unless the store has one that is as well known, or the trace `default` of the
+    /// image describes it.
     ///
     /// # Errors
     /// If the image cannot be read, or the record cannot be written.
     pub(in crate::lazy) fn keep_start(&self, ended: &EndedRecording) -> Result<(), AnyError> {
         let EndedRecording { manifest, reads, is_whole } = ended;
-        let stored = self.store.downloads.start(manifest)?;
-        if stored.is_some_and(|it| it.is_whole && it.started == *manifest) {
+        let before = self.store.downloads.start(manifest)?;
+        let new = StartRecord::new(*manifest, *is_whole);
+        if before.is_some_and(|it| !new.is_better_than(&it, manifest)) {
             return Ok(());
         }
         for image in self.store.images.ids()? {
