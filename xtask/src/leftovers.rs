@@ -24,10 +24,33 @@ use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_
 
 /// State directories of container programs. They are checked only in continuous integration, where no other program
 /// uses the machine.
-const STATE: [&str; 7] =
-    ["/run", "/run/crun", "/run/libpod", "/run/lock", "/run/netns", "/run/quire", "/run/runc"];
+const STATE: [&str; 12] = [
+    "/run",
+    "/run/containerd",
+    "/run/containerd/fifo",
+    "/run/containerd/runc",
+    "/run/containerd/runc/default",
+    "/run/containerd/s",
+    "/run/crun",
+    "/run/libpod",
+    "/run/lock",
+    "/run/netns",
+    "/run/quire",
+    "/run/runc",
+];
 /// Directories among these that programs create once and keep. Only their contents count.
-const STANDING: [&str; 5] = ["/run/crun", "/run/libpod", "/run/netns", "/run/quire", "/run/runc"];
+const STANDING: [&str; 10] = [
+    "/run/containerd",
+    "/run/containerd/fifo",
+    "/run/containerd/runc",
+    "/run/containerd/runc/default",
+    "/run/containerd/s",
+    "/run/crun",
+    "/run/libpod",
+    "/run/netns",
+    "/run/quire",
+    "/run/runc",
+];
 /// Prefixes of paths that are kept until the next boot: Quire's notes about runtimes, their fixes, filters, mounts
 /// and user namespaces, and the state of podman, skopeo and buildah.
 const KEPT: [&str; 8] = [

@@ -205,7 +205,7 @@ fn mistakes_are_told_with_what_was_meant() {
             2,
             "\"nowhere\" does not exist: `mkdir -p 'nowhere'` makes it",
         ),
-        ("import sha256:43eefd", 2, "dump:FILE\n"),
+        ("import sha256:43eefd", 2, "dump:FILE, erofs:FILE or disk:FILE\n"),
         ("umount .", 2, "nothing is mounted"),
         ("ls debian:etc", 2, "did you mean debian:/etc?"),
         ("tree -L 0 debian", 2, "must be greater than 0"),

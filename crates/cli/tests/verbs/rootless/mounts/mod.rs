@@ -79,7 +79,13 @@ impl Service {
         let is_copy = |it: &PathBuf| {
             fs::read_link(it).is_ok_and(|it| it.starts_with(&self.copies) && it != self.copies)
         };
-        files.filter(is_copy).map(|it| fs::read(it).unwrap()).collect()
+        let read = |it: PathBuf| match fs::read(&it) {
+            Ok(bytes) => Some(bytes),
+            // The service closes the copies of clients that have left meanwhile.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+            Err(error) => panic!("{}: {error}", it.display()),
+        };
+        files.filter(is_copy).filter_map(read).collect()
     }
 }
 
