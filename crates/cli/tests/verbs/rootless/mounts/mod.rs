@@ -81,7 +81,7 @@ impl Service {
         };
         let read = |it: PathBuf| match fs::read(&it) {
             Ok(bytes) => Some(bytes),
-            // The service closes the copies of clients that have left meanwhile.
+            // The service may close a copy when its client has ended.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
             Err(error) => panic!("{}: {error}", it.display()),
         };
