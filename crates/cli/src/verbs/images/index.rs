@@ -63,8 +63,8 @@ impl VerbArgs for Index {
         of a layer's parts, and takes 1 to 2 % of the layer's size. The same layer always gets the \
         same index. If the store does not have a compressed layer, an index that an import or a pull \
         made of it stays as it is.\n\nAs root, Quire also runs the start of the image once: its \
-        entrypoint and command, for at most ten seconds, without network and volumes, and within 512 \
-        MiB of memory. The data that it reads is recorded as the trace `default`, unless the image has \
+        entrypoint and command, for at most ten seconds, without network and volumes, and within a \
+        quarter of the available memory (512 MiB to 2 GiB). The data that it reads is recorded as the trace `default`, unless the image has \
         one. An index in a registry has this data in a hot pack, so that containers which start with \
         `--lazy` get it with one request.";
     const EXAMPLES: &'static str = "quire index debian\n  quire index --start 'cat /etc/os-release' debian\n  quire index --no-start debian";

@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::io::Read as _;
+use std::ops::RangeInclusive;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -28,8 +29,12 @@ const TIME: &str = "10";
 const TIME_OF_ALL: Duration = Duration::from_secs(40);
 /// How often the recorded process is looked at.
 const LOOK: Duration = Duration::from_millis(20);
-/// Memory limit of a recorded container.
-const MEMORY: &str = "512m";
+/// Bounds of the memory limit of a recorded container, in bytes. Programs choose what they read by their memory: a JVM
+/// with less than 1792 MiB takes another garbage collector, so a record with less would not fit a container without a
+/// limit. Source: OpenJDK 17, `os::is_server_class_machine`.
+const MEMORY: RangeInclusive<u64> = 512 << 20..=2 << 30;
+/// Part of the host's available memory that a recorded container may have.
+const MEMORY_PART: u64 = 4;
 /// Name of the trace while a start is recorded.
 const RECORDING: &str = "index-start";
 /// Longest part of the messages of a failed start that is shown, in bytes.
@@ -239,7 +244,9 @@ fn record_one(
     }
     let mut trace = Command::new("/proc/self/exe");
     trace.args(&global).args(["--quiet", "trace", "--as", RECORDING, "--name", &container]);
-    trace.args(["--rm", "--network", "none", "--writable", "memory", "--memory", MEMORY]);
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let memory = memory_limit(&meminfo).to_string();
+    trace.args(["--rm", "--network", "none", "--writable", "memory", "--memory", &memory]);
     trace.args(["--timeout", TIME]);
     if !words.is_empty() {
         // The command replaces the image's entrypoint as well.
@@ -279,6 +286,15 @@ fn record_one(
         }
         None => bail!("{}", last_line(&said)),
     }
+}
+
+/// Returns the memory limit of a recorded container in bytes, given the text of `/proc/meminfo`.
+fn memory_limit(meminfo: &str) -> u64 {
+    let available = meminfo.lines().find_map(|line| {
+        let kib = line.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB")?;
+        kib.parse::<u64>().ok()?.checked_mul(1024)
+    });
+    (available.unwrap_or(0) / MEMORY_PART).clamp(*MEMORY.start(), *MEMORY.end())
 }
 
 /// Waits for the end of a process. If it takes too long, calls `stop` and kills the process.
@@ -322,6 +338,16 @@ mod tests {
             runs,
             [TraceRun { device, block: 3, blocks: 2 }, block(other, 5), block(device, 5)]
         );
+    }
+
+    #[test]
+    fn a_start_may_have_a_quarter_of_the_hosts_memory() {
+        let check = |text: &str, expected: u64| assert_eq!(memory_limit(text), expected, "{text}");
+        check("MemTotal:       9 kB\nMemAvailable:    4194304 kB\nBuffers: 1 kB\n", 1 << 30);
+        check("MemAvailable:   25165824 kB\n", 2 << 30);
+        check("MemAvailable:   1024 kB\n", 512 << 20);
+        check("MemAvailable:   18446744073709551615 kB\n", 512 << 20);
+        check("", 512 << 20);
     }
 
     #[test]
