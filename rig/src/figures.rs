@@ -55,7 +55,37 @@ const fn other(label: &'static str, name: &'static str) -> Bar {
     Bar { label, name, is_ours: false }
 }
 
-const PANELS: [Panel; 8] = [
+const PANELS: [Panel; 10] = [
+    Panel {
+        title: "Start an image that is only in a registry",
+        about: "PostgreSQL, 237 MB, 20 ms a request",
+        bench: "lazy",
+        source: PanelSource::Times("postgres --version, 20 ms a request"),
+        unit: Unit::Milliseconds,
+        bars: &[
+            ours("quire, lazily", "quire pull --lazy"),
+            ours("quire, whole image", "quire pull"),
+            other("Nydus, optimized", "Nydus v3, fanotify, optimized"),
+            other("Nydus", "Nydus v3, fanotify"),
+            other("stargz, optimized", "stargz, optimized"),
+            other("stargz", "stargz"),
+        ],
+    },
+    Panel {
+        title: "The same, another image",
+        about: "Java, 157 MB, 20 ms a request",
+        bench: "lazy",
+        source: PanelSource::Times("java --version, 20 ms a request"),
+        unit: Unit::Milliseconds,
+        bars: &[
+            ours("quire, lazily", "quire pull --lazy"),
+            ours("quire, whole image", "quire pull"),
+            other("Nydus, optimized", "Nydus v3, fanotify, optimized"),
+            other("Nydus", "Nydus v3, fanotify"),
+            other("stargz, optimized", "stargz, optimized"),
+            other("stargz", "stargz"),
+        ],
+    },
     Panel {
         title: "Pull an image",
         about: "Debian with PostgreSQL, 237 MB, local registry",
