@@ -516,7 +516,18 @@ impl Index {
     }
 }
 
-/// Whether a layer of this type is a tar, compressed or not. A missing type passes, because the tar is checked later.
+/// Media type of a layer that is an EROFS image; with the suffix `+zstd` it is compressed as a whole. Source: containerd
+/// `core/images/mediatypes.go`, `MediaTypeErofsLayer`, and `plugins/diff/erofs/differ.go`.
+pub const EROFS_LAYER: &str = "application/vnd.erofs.layer.v1";
+
+/// Whether a layer of this type is an EROFS image.
+#[must_use]
+pub fn is_erofs_layer(media_type: &str) -> bool {
+    media_type.strip_prefix(EROFS_LAYER).is_some_and(|suffix| ["", "+zstd"].contains(&suffix))
+}
+
+/// Whether a layer of this type is a tar or an EROFS image, compressed or not. A missing type passes, because the tar
+/// is checked later.
 fn is_layer_type(media_type: &str) -> bool {
     let tar = [
         "application/vnd.oci.image.layer.v1.tar",
@@ -526,6 +537,7 @@ fn is_layer_type(media_type: &str) -> bool {
     ];
     let suffixes = ["", "+gzip", "+zstd", ".gzip", ".zstd"];
     media_type.is_empty()
+        || is_erofs_layer(media_type)
         || tar.iter().any(|tar| {
             media_type.strip_prefix(tar).is_some_and(|suffix| suffixes.contains(&suffix))
         })

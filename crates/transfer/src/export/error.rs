@@ -22,6 +22,9 @@ pub enum ExportError {
     /// Docker's manifests have no media type for zstd layers, and Docker's tools refuse such layers.
     #[error("manifests of Docker's schema 2 cannot name zstd layers: choose another --compression")]
     DockerZstd,
+    /// containerd unpacks EROFS layers only with zstd.
+    #[error("EROFS layers cannot be compressed with gzip: choose another --compression")]
+    ErofsGzip,
     #[error("cannot read layer {diff_id}")]
     Layer { diff_id: Digest, source: Box<BytesError> },
     #[error("cannot write a temporary file in {}", directory.display())]

@@ -12,7 +12,7 @@ use super::{ExportError, Options};
 use crate::progress::Event;
 use crate::stored::{self, StoredImage};
 use image::digest::Digest;
-use oci::manifest::{Descriptor, Manifest};
+use oci::manifest::{Descriptor, Manifest, is_erofs_layer};
 
 /// Compression of layers in an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -262,16 +262,21 @@ pub(super) fn choose(
     if kept.is_some() && fits {
         return Ok(Choice::Kept);
     }
+    let is_erofs = is_erofs_layer(&layer.media_type);
+    if is_erofs && compression == Compression::Gzip {
+        return Err(ExportError::ErofsGzip);
+    }
+    let usual = if is_erofs { Encoding::Zstd } else { Encoding::Gzip };
     let stored = store.layers.open(diff_id).map_err(|error| failed(BytesError::Layer(error)))?;
     let stored = stored.ok_or(ExportError::Absent(*diff_id))?;
     let size = stored.info().size;
     Ok(match wanted {
-        None if is_plain && compression == Compression::Usual => Choice::Anew(Encoding::Gzip, size),
+        None if is_plain && compression == Compression::Usual => Choice::Anew(usual, size),
         _ if is_plain && fits => Choice::Plain(size),
         Some(None) => Choice::Plain(size),
         Some(Some(encoding)) => Choice::Anew(encoding, size),
         // The media type may be wrong or missing. gzip is used then, because most layers are gzip.
-        None => Choice::Anew(encoding.unwrap_or(Encoding::Gzip), size),
+        None => Choice::Anew(encoding.unwrap_or(usual), size),
     })
 }
 

@@ -37,7 +37,7 @@ impl KeptMetadata {
         matches!(self.xattrs, KeptXattrs::All) && matches!(self.times, Times::Exact)
     }
 
-    fn is_kept(self, name: &[u8]) -> bool {
+    pub(super) fn is_kept(self, name: &[u8]) -> bool {
         match self.xattrs {
             KeptXattrs::All => true,
             KeptXattrs::UserOnly => name.starts_with(b"user."),
@@ -45,7 +45,7 @@ impl KeptMetadata {
         }
     }
 
-    fn of(self, metadata: Metadata) -> Metadata {
+    pub(super) fn of(self, metadata: Metadata) -> Metadata {
         let mut mtime = metadata.mtime;
         match self.times {
             Times::Exact => {}

@@ -6,7 +6,9 @@ use image::layer::LayerError;
 use image::tar::{TarError, recipe};
 use image::tree::TreeError;
 
+use super::ImportError;
 use super::decode::DecodeError;
+use super::layer::ErofsLayerFlaw;
 use super::limits::ImportLimitError;
 use super::objects::Stopped;
 use crate::chunked::ChunkedError;
@@ -45,6 +47,18 @@ pub enum LayerFailure {
     /// The blob's table of contents differs from the table that the manifest names.
     #[error(transparent)]
     Contents(#[from] ChunkedError),
+    /// The EROFS image of the layer cannot be read.
+    #[error(transparent)]
+    Image(Box<ImportError>),
+    /// A name of an EROFS layer cannot be in a layer.
+    #[error("cannot use \"{}\"", path.escape_ascii())]
+    Erofs {
+        /// Path of the name.
+        path: Vec<u8>,
+        /// The reason.
+        #[source]
+        flaw: ErofsLayerFlaw,
+    },
     /// The tar has no end marker, and there is no digest to show that it is complete.
     #[error("the tar has no end marker: it is empty or was cut off")]
     Endless,
@@ -81,6 +95,8 @@ impl LayerFailure {
             | Self::Tree(_)
             | Self::Limit { .. }
             | Self::DiffId { .. }
+            | Self::Image(_)
+            | Self::Erofs { .. }
             | Self::Endless => true,
         }
     }
@@ -110,6 +126,15 @@ pub(super) fn copy_failed(error: io::Error) -> OperationError {
 
 pub(super) fn commit_failed(error: TransactionError) -> OperationError {
     OperationError::of("add", "the layer to the store")(error)
+}
+
+impl From<ImportError> for LayerFailure {
+    fn from(error: ImportError) -> Self {
+        match error {
+            ImportError::Cancelled => Self::Stopped,
+            error => Self::Image(Box::new(error)),
+        }
+    }
 }
 
 impl From<Stopped> for LayerFailure {

@@ -1,6 +1,9 @@
 //! Reads one layer: turns its blob into tree entries, objects and a recipe.
 
+mod erofs;
+
 use std::io::Read;
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, PoisonError};
 
@@ -24,6 +27,9 @@ use super::tally::{Amounts, Attempt, TallyError, Totals};
 use super::{LayerIndexed, LayerReport, LostAcl, Unsupported};
 use crate::lazy::{IndexParts, SpansError};
 use image::digest::Digest;
+use oci::manifest::is_erofs_layer;
+
+pub use erofs::ErofsLayerFlaw;
 
 /// Files of up to this many bytes are stored in the image itself, as in images made from directories.
 const INLINE_MAX: usize = {
@@ -48,6 +54,8 @@ pub(super) struct Shared<'t, 'a, 'q> {
     pub(super) xattrs: walk::KeptXattrs,
     pub(super) times: walk::Times,
     pub(super) reading: BlobReading,
+    /// Directory for temporary files.
+    pub(super) scratch: &'a Path,
 }
 
 impl Shared<'_, '_, '_> {
@@ -140,7 +148,10 @@ pub(super) fn decode_layer<'t>(
             Some(found.map_or_else(make, Ok)?)
         }
     };
-    let read = |feed: &mut Feed<'t>| Gatherer::read(feed, wanted.packed(), shared, &attempt);
+    let read = |feed: &mut Feed<'t>| match is_erofs_layer(wanted.media_type) {
+        true => Gatherer::read_erofs(feed, wanted.packed(), shared, &attempt),
+        false => Gatherer::read(feed, wanted.packed(), shared, &attempt),
+    };
     let DecodedTar { tar, outcome: gatherer, decoded, index } =
         decode_and_read(decoder, wanted.diff_id, copy, read)?;
     let gathered = gatherer.store(tar, &decoded, wanted)?;
@@ -215,13 +226,18 @@ fn blob(decoded: &Decoded, wanted: &ExpectedLayer<'_>) -> Blob {
     }
 }
 
-/// Makes a layer's tree from its recipe in the store. Returns `None` if the recipe is incomplete.
+/// Makes a layer's tree from its recipe in the store. Returns `None` if the recipe is incomplete, or the layer is not a
+/// tar.
 pub(super) fn replay<'t>(
     stored: &store::StoredLayer,
     shared: &Shared<'t, '_, '_>,
 ) -> Result<Option<UnpackedLayer<'t>>, LayerFailure> {
     let info = stored.info();
     let Some(blob) = info.blobs.first() else { return Ok(None) };
+    // The directories of an EROFS image cannot be read from front to back.
+    if info.blobs.iter().any(|it| is_erofs_layer(&it.media_type)) {
+        return Ok(None);
+    }
     let mut skipped = Vec::new();
     let attempt = shared.attempt();
     let (replay, places) = Skeleton::with_positions(stored.recipe()?)?;
@@ -442,24 +458,7 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
         shared: &'a Shared<'t, 'a, 'q>,
         attempt: &'a Attempt<'a>,
     ) -> Result<Self, LayerFailure> {
-        let draft = shared.target.layer()?;
-        let known = Arc::new(Known::default());
-        let mut gatherer = Self {
-            layer: Layer::new(),
-            recipe: Pending::new(draft, shared.target.store().algorithm())?,
-            batch: shared.queue.batch_for(shared.keep, &known),
-            known,
-            ids: Vec::new(),
-            files: Vec::new(),
-            skipped: Vec::new(),
-            lost_acls: Vec::new(),
-            packed,
-            holes: 0,
-            zeros: 0,
-            ended: false,
-            shared,
-            attempt,
-        };
+        let mut gatherer = Self::new(packed, shared, attempt)?;
         let mut reader = Reader::new(feed).taking(records(shared.xattrs));
         loop {
             match reader.next_event() {
@@ -480,6 +479,31 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
         }
         gatherer.settle()?;
         Ok(gatherer)
+    }
+
+    fn new(
+        packed: Option<u64>,
+        shared: &'a Shared<'t, 'a, 'q>,
+        attempt: &'a Attempt<'a>,
+    ) -> Result<Self, LayerFailure> {
+        let draft = shared.target.layer()?;
+        let known = Arc::new(Known::default());
+        Ok(Self {
+            layer: Layer::new(),
+            recipe: Pending::new(draft, shared.target.store().algorithm())?,
+            batch: shared.queue.batch_for(shared.keep, &known),
+            known,
+            ids: Vec::new(),
+            files: Vec::new(),
+            skipped: Vec::new(),
+            lost_acls: Vec::new(),
+            packed,
+            holes: 0,
+            zeros: 0,
+            ended: false,
+            shared,
+            attempt,
+        })
     }
 
     /// Looks for the end marker of a tar, a block of 512 zeros. Padding is shorter.

@@ -371,6 +371,7 @@ impl ImportRun<'_> {
             xattrs: options.xattrs,
             times: options.times,
             reading: if options.index { BlobReading::Indexing } else { BlobReading::Plain },
+            scratch: environment.scratch,
         };
         let read = |number: usize| {
             let at = order[number];

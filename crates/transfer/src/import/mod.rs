@@ -43,6 +43,7 @@ pub use decode::DecodeError;
 pub use erofs_file::{DiskError, ErofsFile, FilePiece, Window, image_of};
 pub use error::{ImportError, LayersMismatch};
 pub use failure::LayerFailure;
+pub use layer::ErofsLayerFlaw;
 #[cfg(feature = "registry")]
 pub(crate) use from_store::complete::import_here;
 pub use from_store::complete::{CompleteError, Completed, complete, prove};

@@ -22,6 +22,11 @@ impl<'a> Stop<'a> {
         self.cancel.load(Ordering::Relaxed) || self.failed.load(Ordering::Relaxed)
     }
 
+    /// Returns the flag by which the caller cancels the import.
+    pub(super) const fn cancelled(&self) -> &'a AtomicBool {
+        self.cancel
+    }
+
     /// Stops the import, and keeps the first failure. Later failures are consequences of the first one.
     pub(super) fn fail(&self, error: ImportError) {
         self.first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);

@@ -3,6 +3,7 @@
 pub(super) mod counts;
 pub(super) mod disk;
 pub(super) mod erofs_files;
+pub(super) mod erofs_layers;
 pub(super) mod export;
 pub(super) mod filter;
 pub(super) mod forms;

@@ -9,12 +9,13 @@ mod import;
 mod window;
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use image::erofs::read::{
-    ByteOffset, Cached, Image, ImageTree, Nid, Owners, ReadError, RunPlace, TreeBounds, View,
+    ByteOffset, Cached, Device, Image, ImageTree, Nid, Owners, ReadError, RunPlace, TreeBounds, View,
     to_tree_within,
 };
 use image::erofs::{Profile, Versions};
@@ -73,6 +74,22 @@ impl ErofsFile {
             root.map_err(|it| ImportError::failed("read", path.display().to_string(), it))?;
         let len = root.end - root.start;
         Self::new(path, window.part(root), stored.min(len))
+    }
+
+    /// Reads a layer of `len` bytes that is an EROFS image. `name` is for messages.
+    pub(super) fn of_layer(name: &Path, file: File, len: u64) -> Result<Self, ImportError> {
+        Self::new(name, Window::whole(file, len), len)
+    }
+
+    /// Returns the first run of a file's bytes that are in the image as they are: the offset in the image and the
+    /// length.
+    pub(super) fn first_run(&self, nid: Nid) -> Result<Option<(u64, u64)>, ImportError> {
+        let inode = self.image.inode(nid).map_err(|error| self.failed(error))?;
+        let run = self.image.map(&inode, ByteOffset(0)).map_err(|error| self.failed(error))?;
+        Ok(run.and_then(|run| match run.place {
+            RunPlace::Data(Device::IMAGE, ByteOffset(at)) => Some((at, run.len)),
+            _ => None,
+        }))
     }
 
     fn new(path: &Path, window: Window, stored: u64) -> Result<Self, ImportError> {
@@ -283,7 +300,7 @@ pub(super) struct FileSource<'f> {
 const _: () = assert!(!std::mem::needs_drop::<FileSource<'static>>());
 
 impl<'f> FileSource<'f> {
-    fn new(from: &'f ErofsFile, names: &'f ImageTree, id: InodeId) -> Self {
+    pub(super) fn new(from: &'f ErofsFile, names: &'f ImageTree, id: InodeId) -> Self {
         let file = names.tree.inode(id);
         let size = match file.node() {
             Node::Regular(content) => content.size(),
@@ -292,10 +309,14 @@ impl<'f> FileSource<'f> {
         Self { from, file, nid: names.nids[id.index()], size }
     }
 
-    pub(super) fn read(
+    pub(super) fn path(&self) -> Vec<u8> {
+        self.file.path()
+    }
+
+    pub(super) fn read<E: From<ImportError>>(
         &self,
-        mut take: impl FnMut(FilePiece<'_>) -> Result<(), ImportError>,
-    ) -> Result<(), ImportError> {
+        mut take: impl FnMut(FilePiece<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
         // Another process may write to the image.
         let changed = || {
             let reason = "its size changed while it was read";
@@ -310,13 +331,13 @@ impl<'f> FileSource<'f> {
             left = left.checked_sub(len).ok_or_else(changed)?;
             take(piece)
         })?;
-        if left == 0 { Ok(()) } else { Err(changed()) }
+        if left == 0 { Ok(()) } else { Err(changed().into()) }
     }
 
     /// Returns all bytes of a small file.
     pub(super) fn bytes(&self) -> Result<Vec<u8>, ImportError> {
         let mut bytes = Vec::new();
-        self.read(|piece| {
+        self.read(|piece| -> Result<(), ImportError> {
             match piece {
                 FilePiece::Data(more) => bytes.extend_from_slice(more),
                 FilePiece::Hole(count) => {

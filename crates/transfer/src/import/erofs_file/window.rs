@@ -33,6 +33,11 @@ impl Window {
         Ok((Self { file, start: 0, len }, stored.min(len)))
     }
 
+    /// Returns the first `len` bytes of a file.
+    pub(super) const fn whole(file: File, len: u64) -> Self {
+        Self { file, start: 0, len }
+    }
+
     /// Returns a part of this part, which must contain it.
     pub(super) fn part(self, range: Range<u64>) -> Self {
         let Self { file, start, len } = self;

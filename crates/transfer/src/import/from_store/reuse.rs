@@ -67,14 +67,17 @@ impl ImportRun<'_> {
         Ok(())
     }
 
-    /// Makes a layer from its recipe in the store, or from its tar if its data is stored in another form.
+    /// Makes a layer from its recipe in the store, or from its tar if its data is stored in another form or the recipe
+    /// does not suffice.
     pub(in crate::import) fn stored<'t>(
         &self,
         stored: &StoredLayer,
         shared: &Shared<'t, '_, '_>,
     ) -> Result<Option<UnpackedLayer<'t>>, LayerFailure> {
-        if self.has_data(stored)? {
-            return layer::replay(stored, shared);
+        if self.has_data(stored)?
+            && let Some(gathered) = layer::replay(stored, shared)?
+        {
+            return Ok(Some(gathered));
         }
         let info = stored.info();
         let diff_id = &info.diff_id;
