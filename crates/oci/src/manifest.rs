@@ -96,7 +96,7 @@ pub enum ManifestError {
         kind: String,
     },
     /// A layer is not a tar, as in an artifact, or is encrypted.
-    #[error("layer {number} is \"{}\", which is not a tar of files", media_type.escape_debug())]
+    #[error("layer {number} is \"{}\", which is neither a tar of files nor an EROFS image", media_type.escape_debug())]
     LayerType {
         /// Number of the layer, from 1.
         number: usize,

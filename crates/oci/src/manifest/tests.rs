@@ -42,6 +42,8 @@ fn manifests() {
         "application/vnd.docker.image.rootfs.diff.tar",
         "application/vnd.docker.image.rootfs.diff.tar.gzip",
         "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip",
+        "application/vnd.erofs.layer.v1",
+        "application/vnd.erofs.layer.v1+zstd",
         "",
     ] {
         let layer = format!(r#"{{"mediaType":"{media_type}","digest":"B","size":9}}"#);
@@ -51,9 +53,11 @@ fn manifests() {
         "application/vnd.oci.image.layer.v1.tar+gzip+encrypted",
         "application/vnd.cncf.helm.chart.content.v1.tar+gzip",
         "application/vnd.oci.empty.v1+json",
+        "application/vnd.erofs.layer.v1+gzip",
+        "application/vnd.erofs.layer.v10",
     ] {
         let layer = format!(r#"{{"mediaType":"{media_type}","digest":"B","size":9}}"#);
-        let expect = format!("layer 1 is \"{media_type}\", which is not a tar of files");
+        let expect = format!("layer 1 is \"{media_type}\", which is neither a tar of files nor an EROFS image");
         check(&with(&format!(r#""layers":[{layer}]"#)), &expect);
     }
     let config = |kind: &str, rest: &str| {

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use image::digest::Digest;
 use image::tree::Timestamp;
+use oci::manifest::is_erofs_layer;
 use store::SnapshotError;
 use tonic::{Request, Response, Status};
 use transfer::export::{Encoding, PackedLayer};
@@ -46,6 +47,12 @@ impl Diff for Differ {
             .digest
             .parse()
             .map_err(|error| Status::invalid_argument(format!("the descriptor: {error}")))?;
+        // The engine has a differ for these if it uses its own snapshotter for EROFS.
+        if is_erofs_layer(&diff.media_type) {
+            return Err(Status::unimplemented(
+                "this snapshotter does not unpack EROFS layers: pull the image with `quire pull`",
+            ));
+        }
         // Other mounts are left to the engine's differ.
         let [mount] = &mounts[..] else {
             return Err(Status::unimplemented(

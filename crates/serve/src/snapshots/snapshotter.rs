@@ -10,6 +10,7 @@ use container::bundle::userns::IdMap;
 use container::changes::Owners;
 use image::digest::Digest;
 use image::verity::ImageId;
+use oci::manifest::is_erofs_layer;
 use kernel::usage::{Usage, sync, usage_of};
 use store::{
     Seconds, SnapshotContent, SnapshotError, SnapshotInstance, SnapshotKind, SnapshotRecord,
@@ -461,8 +462,18 @@ impl Snapshotter {
     pub(super) fn known_layer(&self, blob: &Digest) -> Option<Digest> {
         match self.environment.skip {
             SkipLayers::Never => None,
-            SkipLayers::Download | SkipLayers::Unpack => self.layers.known(&self.store, blob),
+            SkipLayers::Download | SkipLayers::Unpack => {
+                self.layers.known(&self.store, blob).filter(|layer| self.is_tar(layer))
+            }
         }
+    }
+
+    /// Whether the store has read a layer as a tar. The same bytes may also be an EROFS image, with other files.
+    fn is_tar(&self, layer: &Digest) -> bool {
+        let found = self.store.layers.open(layer).ok().flatten();
+        found.is_some_and(|it| {
+            !it.info().blobs.iter().any(|blob| is_erofs_layer(&blob.media_type))
+        })
     }
 
     /// Reads a blob into the store as the layer of an unchanged snapshot.

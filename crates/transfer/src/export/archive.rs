@@ -16,6 +16,7 @@ use super::copy_error::CopyError;
 use super::{Compression, ExportError, Options, plan};
 use crate::progress::Event;
 use image::digest::Digest;
+use oci::manifest::is_erofs_layer;
 
 /// Result of writing an archive.
 #[derive(Debug, Clone)]
@@ -75,6 +76,9 @@ pub fn to_docker_archive(
     options: &Options<'_>,
 ) -> Result<ArchiveReport, ExportError> {
     let plan = plan(store, manifest, Compression::None, options)?;
+    if plan.layers.iter().any(|it| is_erofs_layer(&it.descriptor.media_type)) {
+        return Err(ExportError::ErofsArchive);
+    }
     let mut writer = Writer::new(Counted { out, bytes: 0 });
     let mut there = BTreeSet::new();
     for (number, layer) in plan.layers.iter().enumerate() {

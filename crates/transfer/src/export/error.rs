@@ -25,6 +25,9 @@ pub enum ExportError {
     /// containerd unpacks EROFS layers only with zstd.
     #[error("EROFS layers cannot be compressed with gzip: choose another --compression")]
     ErofsGzip,
+    /// docker and podman read the layers of their archives as tars.
+    #[error("docker archives cannot have EROFS layers: export to oci:DIRECTORY or tar:FILE")]
+    ErofsArchive,
     #[error("cannot read layer {diff_id}")]
     Layer { diff_id: Digest, source: Box<BytesError> },
     #[error("cannot write a temporary file in {}", directory.display())]

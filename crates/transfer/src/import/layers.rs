@@ -435,7 +435,7 @@ impl ImportRun<'_> {
             && !is_read_for_index
             && is_named
             && let Some(layer) = &known
-            && let Some(gathered) = self.stored(layer, shared)?
+            && let Some(gathered) = self.stored(layer, &source.media_type, shared)?
         {
             progress(Event::Reused { layer: at });
             return Ok(gathered);
@@ -444,7 +444,7 @@ impl ImportRun<'_> {
         shared.totals.add_blob(source.size.unwrap_or(0));
         // If the tree is known, the blob only has to be compared.
         let mut here = match known {
-            Some(layer) => self.here(layer, shared)?,
+            Some(layer) => self.here(layer, &source.media_type, shared)?,
             None => None,
         };
         let mut blob = lock(&source.source);

@@ -76,6 +76,8 @@ pub(super) enum TallyError {
 pub(super) struct Totals {
     sums: Mutex<Sums>,
     changed: Condvar,
+    /// Locked by the layer whose tree is in memory twice: its names are counted only while they are added.
+    tree: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -128,6 +130,11 @@ impl Totals {
     pub(super) fn add_blob(&self, size: u64) {
         let mut sums = self.lock();
         sums.verified.packed = sums.verified.packed.saturating_add(size);
+    }
+
+    /// Waits until no other layer has a tree in memory whose names are not counted yet.
+    pub(super) fn one_tree(&self) -> MutexGuard<'_, ()> {
+        self.tree.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Begins an attempt to read a layer.

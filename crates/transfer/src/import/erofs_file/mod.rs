@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use image::erofs::read::{
-    ByteOffset, Cached, Device, Image, ImageTree, Nid, Owners, ReadError, RunPlace, TreeBounds, View,
-    to_tree_within,
+    ByteOffset, Cached, Device, Image, ImageTree, Nid, Owners, ReadError, RunPlace, TreeBounds,
+    View, to_tree_within,
 };
 use image::erofs::{Profile, Versions};
 use image::tree::{Content, Inode, InodeId, Location, Node, Tree};
@@ -82,14 +82,21 @@ impl ErofsFile {
     }
 
     /// Returns the first run of a file's bytes that are in the image as they are: the offset in the image and the
-    /// length.
+    /// length, with all chunks that follow one another.
     pub(super) fn first_run(&self, nid: Nid) -> Result<Option<(u64, u64)>, ImportError> {
         let inode = self.image.inode(nid).map_err(|error| self.failed(error))?;
-        let run = self.image.map(&inode, ByteOffset(0)).map_err(|error| self.failed(error))?;
-        Ok(run.and_then(|run| match run.place {
-            RunPlace::Data(Device::IMAGE, ByteOffset(at)) => Some((at, run.len)),
-            _ => None,
-        }))
+        let (mut first, mut end) = (None, 0);
+        while let Some(run) =
+            self.image.map(&inode, ByteOffset(end)).map_err(|error| self.failed(error))?
+        {
+            let RunPlace::Data(Device::IMAGE, ByteOffset(at)) = run.place else { break };
+            let start = *first.get_or_insert(at);
+            if at != start + end {
+                break;
+            }
+            end += run.len;
+        }
+        Ok(first.map(|start| (start, end)))
     }
 
     fn new(path: &Path, window: Window, stored: u64) -> Result<Self, ImportError> {

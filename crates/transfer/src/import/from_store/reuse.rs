@@ -22,9 +22,10 @@ impl ImportRun<'_> {
     pub(in crate::import) fn here<'t>(
         &self,
         layer: StoredLayer,
+        media_type: &str,
         shared: &Shared<'t, '_, '_>,
     ) -> Result<Option<Here<'t>>, LayerFailure> {
-        if !self.has_data(&layer)? {
+        if !layer::is_read_as(layer.info(), media_type) || !self.has_data(&layer)? {
             return Ok(None);
         }
         let gathered = layer::replay(&layer, shared)?;
@@ -68,12 +69,16 @@ impl ImportRun<'_> {
     }
 
     /// Makes a layer from its recipe in the store, or from its tar if its data is stored in another form or the recipe
-    /// does not suffice.
+    /// does not suffice. Returns `None` if the store has read it as another kind of layer than `media_type` states.
     pub(in crate::import) fn stored<'t>(
         &self,
         stored: &StoredLayer,
+        media_type: &str,
         shared: &Shared<'t, '_, '_>,
     ) -> Result<Option<UnpackedLayer<'t>>, LayerFailure> {
+        if !layer::is_read_as(stored.info(), media_type) {
+            return Ok(None);
+        }
         if self.has_data(stored)?
             && let Some(gathered) = layer::replay(stored, shared)?
         {

@@ -9,15 +9,17 @@
 //! rebuilds them, with the contents of files as objects.
 
 use std::fs::File;
-use std::io::{Read, Write as _};
+use std::io::{Read as _, Write as _};
+use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use image::erofs::read::ImageTree;
-use image::layer::{Layer, LayerError};
+use image::layer::LayerError;
 use image::tar::Segment;
-use image::tree::{Content, Entry, Inode, InodeId, Location, Metadata, Node, Tree, XattrsId};
-use store::OperationError;
+use image::tree::{Content, Entry, Inode, InodeId, Location, Metadata, Node, XattrsId};
+use oci::manifest::is_erofs_layer;
+use store::{LayerInfo, OperationError};
 
 use super::{Gatherer, INLINE_MAX, KeptFile, Shared, beyond};
 use crate::import::copy::KeptMetadata;
@@ -51,12 +53,22 @@ pub enum ErofsLayerFlaw {
     /// A file has such a name, which would be a whiteout in the tar of the layer.
     #[error("its name begins with \".wh.\", which tars reserve for removed files")]
     WhiteoutName,
+    /// Whether such a root hides lower layers depends on the program that mounts or reads them.
+    #[error("its root is marked as opaque, which hides lower layers in some programs only")]
+    OpaqueRoot,
     /// The image is one of composefs, so it does not have the contents of its files.
     #[error("the layer is a composefs image, and the contents of its files are elsewhere")]
     Composefs,
     /// The xattr makes overlayfs take the file's content, or the directory's, from elsewhere.
     #[error("it has an xattr of overlayfs that layers cannot have")]
     Overlay,
+}
+
+/// Whether the store has read a layer as the kind that the media type states, a tar or an EROFS image. The same bytes may
+/// be both, with other files.
+pub(in crate::import) fn is_read_as(info: &LayerInfo, media_type: &str) -> bool {
+    let is_erofs = is_erofs_layer(media_type);
+    info.blobs.iter().all(|it| is_erofs_layer(&it.media_type) == is_erofs)
 }
 
 /// A file whose content is stored as an object.
@@ -86,20 +98,28 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
         if image.is_composefs() {
             return Err(flawed(b"/", ErofsLayerFlaw::Composefs));
         }
-        let names = image.names(shared.limits, shared.stop.cancelled())?;
-        let mut gatherer = Self::new(packed, shared, attempt)?;
-        let mut files = gatherer.names(&image, &names)?;
+        let mut gatherer = Self::new(Some(packed.unwrap_or(length)), shared, attempt)?;
+        let (names, mut files) = {
+            let _one = shared.totals.one_tree();
+            if shared.stop.is_set() {
+                return Err(LayerFailure::Stopped);
+            }
+            let names = image.names(shared.limits, shared.stop.cancelled())?;
+            let files = gatherer.names(&image, &names)?;
+            (names, files)
+        };
         order(&mut files);
+        let mut buffer = vec![0; PIECE];
         let mut at = 0;
         for file in &files {
             if let Some((offset, _)) = file.run {
-                gatherer.between(&bytes, at, offset)?;
+                gatherer.between(&bytes, at..offset, &mut buffer)?;
                 at = offset;
             }
             gatherer.stored_file(FileSource::new(&image, &names, file.file), file)?;
             at += file.run.map_or(0, |(_, length)| length);
         }
-        gatherer.between(&bytes, at, length)?;
+        gatherer.between(&bytes, at..length, &mut buffer)?;
         // The length of the image is known, and its digest is compared with the diff id.
         gatherer.ended = true;
         gatherer.settle()?;
@@ -121,12 +141,34 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
             if self.shared.stop.is_set() {
                 return Err(LayerFailure::Stopped);
             }
+            let is_whiteout = entry.inode.node() == Node::CharDevice(0);
             if entry.name.starts_with(b".wh.") {
+                // mkfs.erofs makes whiteouts of AUFS's own files, such as `.wh..wh.plnk`.
+                if is_whiteout {
+                    continue;
+                }
                 return Err(flawed(path, ErofsLayerFlaw::WhiteoutName));
+            }
+            if !entry.is_owner && !is_whiteout {
+                continue;
             }
             self.count_name(path, entry.inode)?;
             if let Some(file) = self.name(image, names, path, entry)? {
                 files.push(file);
+            }
+        }
+        // A link to a later name would be one to a file of lower layers, if they have that name.
+        let mut walk = tree.walk();
+        while let Some((path, entry)) = walk.next() {
+            if self.shared.stop.is_set() {
+                return Err(LayerFailure::Stopped);
+            }
+            if !entry.is_owner && entry.inode.node() != Node::CharDevice(0) {
+                let target = entry.inode.path();
+                let metadata_bytes = (path.len() + target.len()) as u64;
+                let added = Amounts { entries: 1, metadata_bytes, ..Amounts::default() };
+                self.attempt.add(added).map_err(|error| beyond(path, error))?;
+                self.layer.link(path, &target)?;
             }
         }
         Ok(files)
@@ -147,7 +189,6 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
                 let whiteout = [directory, b".wh.", name].concat();
                 self.layer.entry(&whiteout, &Metadata::IMPLICIT, XattrsId::NONE, none)?;
             }
-            _ if !entry.is_owner => self.layer.link(path, &inode.path())?,
             Node::Directory => self.directory(path, inode)?,
             Node::Regular(content) => {
                 let xattrs = self.xattrs(path, inode)?;
@@ -180,6 +221,10 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
         let metadata = self.kept().of(inode.metadata());
         self.layer.entry(path, &metadata, xattrs, Node::Directory)?;
         if inode.xattrs().any(|(name, value)| name == OPAQUE && value == b"y") {
+            // overlayfs does not look at this xattr of a root.
+            if path == b"/" {
+                return Err(flawed(path, ErofsLayerFlaw::OpaqueRoot));
+            }
             let opaque = [path, b"/.wh..wh..opq"].concat();
             let none = Node::Regular(Content::Inline(b""));
             self.layer.entry(&opaque, &Metadata::IMPLICIT, XattrsId::NONE, none)?;
@@ -230,14 +275,19 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
     }
 
     /// Adds the image's bytes between the contents of files.
-    fn between(&mut self, image: &File, from: u64, to: u64) -> Result<(), LayerFailure> {
-        let mut buffer = vec![0; PIECE];
-        let mut at = from;
-        while at < to {
+    fn between(
+        &mut self,
+        image: &File,
+        range: Range<u64>,
+        buffer: &mut [u8],
+    ) -> Result<(), LayerFailure> {
+        let mut at = range.start;
+        while at < range.end {
             if self.shared.stop.is_set() {
                 return Err(LayerFailure::Stopped);
             }
-            let length = usize::try_from(to - at).map_or(PIECE, |it| it.min(PIECE));
+            let left = range.end - at;
+            let length = usize::try_from(left).map_or(buffer.len(), |it| it.min(buffer.len()));
             let part = &mut buffer[..length];
             image.read_exact_at(part, at).map_err(OperationError::of("read", NAME))?;
             self.recipe.verbatim(part)?;
@@ -327,7 +377,7 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
         let file = Large { number, size: source.size, keep, known };
         let pieces = queue.large(file, self.shared.target)?;
         let (mut bytes, mut used) = (queue.buffer(), 0);
-        let mut send = |bytes: &mut Vec<u8>, used: &mut usize| {
+        let send = |bytes: &mut Vec<u8>, used: &mut usize| {
             let full = std::mem::replace(bytes, queue.buffer());
             let piece = Piece { bytes: full, used: std::mem::take(used) };
             // The receiver is dropped early only if the import failed elsewhere.
