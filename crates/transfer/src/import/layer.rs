@@ -149,10 +149,11 @@ pub(super) fn decode_layer<'t>(
             Some(found.map_or_else(make, Ok)?)
         }
     };
-    let read = |feed: &mut Feed<'t>| match is_erofs_layer(wanted.media_type) {
-        true => Gatherer::read_erofs(feed, wanted.packed(), shared, &attempt),
-        false => Gatherer::read(feed, wanted.packed(), shared, &attempt),
+    let read = match is_erofs_layer(wanted.media_type) {
+        true => Gatherer::read_erofs,
+        false => Gatherer::read,
     };
+    let read = |feed: &mut Feed<'t>| read(feed, wanted.packed(), shared, &attempt);
     let DecodedTar { tar, outcome: gatherer, decoded, index } =
         decode_and_read(decoder, wanted.diff_id, copy, read)?;
     let gathered = gatherer.store(tar, &decoded, wanted)?;
@@ -227,15 +228,13 @@ fn blob(decoded: &Decoded, wanted: &ExpectedLayer<'_>) -> Blob {
     }
 }
 
-/// Makes a layer's tree from its recipe in the store. Returns `None` if the recipe is incomplete, or the layer is not a
-/// tar.
+/// Makes a tar layer's tree from its recipe in the store. Returns `None` if the recipe is incomplete.
 pub(super) fn replay<'t>(
     stored: &store::StoredLayer,
     shared: &Shared<'t, '_, '_>,
 ) -> Result<Option<UnpackedLayer<'t>>, LayerFailure> {
     let info = stored.info();
     let Some(blob) = info.blobs.first() else { return Ok(None) };
-    // The directories of an EROFS image cannot be read from front to back.
     if info.blobs.iter().any(|it| is_erofs_layer(&it.media_type)) {
         return Ok(None);
     }
