@@ -57,7 +57,9 @@ fn manifests() {
         "application/vnd.erofs.layer.v10",
     ] {
         let layer = format!(r#"{{"mediaType":"{media_type}","digest":"B","size":9}}"#);
-        let expect = format!("layer 1 is \"{media_type}\", which is neither a tar of files nor an EROFS image");
+        let expect = format!(
+            "layer 1 is \"{media_type}\", which is neither a tar of files nor an EROFS image"
+        );
         check(&with(&format!(r#""layers":[{layer}]"#)), &expect);
     }
     let config = |kind: &str, rest: &str| {

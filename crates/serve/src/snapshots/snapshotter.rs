@@ -10,8 +10,8 @@ use container::bundle::userns::IdMap;
 use container::changes::Owners;
 use image::digest::Digest;
 use image::verity::ImageId;
-use oci::manifest::is_erofs_layer;
 use kernel::usage::{Usage, sync, usage_of};
+use oci::manifest::is_erofs_layer;
 use store::{
     Seconds, SnapshotContent, SnapshotError, SnapshotInstance, SnapshotKind, SnapshotRecord,
     SnapshotSize, Store, Transaction,
@@ -471,9 +471,7 @@ impl Snapshotter {
     /// Whether the store has read a layer as a tar. The same bytes may also be an EROFS image, with other files.
     fn is_tar(&self, layer: &Digest) -> bool {
         let found = self.store.layers.open(layer).ok().flatten();
-        found.is_some_and(|it| {
-            !it.info().blobs.iter().any(|blob| is_erofs_layer(&blob.media_type))
-        })
+        found.is_some_and(|it| !it.info().blobs.iter().any(|blob| is_erofs_layer(&blob.media_type)))
     }
 
     /// Reads a blob into the store as the layer of an unchanged snapshot.

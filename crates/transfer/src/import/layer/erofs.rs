@@ -238,9 +238,8 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
 
     /// Adds the xattrs of an inode without those of overlayfs.
     fn xattrs(&mut self, path: &[u8], inode: Inode<'_>) -> Result<XattrsId, LayerFailure> {
-        let is_opaque = |name: &[u8], value: &[u8]| {
-            name == OPAQUE && value == b"y" && inode.is_directory()
-        };
+        let is_opaque =
+            |name: &[u8], value: &[u8]| name == OPAQUE && value == b"y" && inode.is_directory();
         let unknown = |(name, value): (&[u8], &[u8])| {
             name.starts_with(OVERLAY) && !NOTES.contains(&name) && !is_opaque(name, value)
         };
