@@ -8,12 +8,29 @@ use image::tree::TreeError;
 
 use super::ImportError;
 use super::decode::DecodeError;
-use super::layer::ErofsLayerFlaw;
 use super::limits::ImportLimitError;
 use super::objects::Stopped;
 use crate::chunked::ChunkedError;
 use image::digest::Digest;
 use store::{DraftError, OperationError, TransactionError};
+
+/// Why the content of an EROFS layer cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ErofsLayerFlaw {
+    /// A file has such a name, which would be a whiteout in the tar of the layer.
+    #[error("its name begins with \".wh.\", which tars reserve for removed files")]
+    WhiteoutName,
+    /// Whether such a root hides lower layers depends on the program that mounts or reads them.
+    #[error("its root is marked as opaque, which hides lower layers in some programs only")]
+    OpaqueRoot,
+    /// The image is one of composefs, so it does not have the contents of its files.
+    #[error("the layer is a composefs image, and the contents of its files are elsewhere")]
+    Composefs,
+    /// The xattr makes overlayfs take the file's content, or the directory's, from elsewhere.
+    #[error("it has an xattr of overlayfs that layers cannot have")]
+    Overlay,
+}
 
 /// Why a layer cannot be imported.
 #[derive(Debug, thiserror::Error)]

@@ -29,7 +29,6 @@ use crate::lazy::{IndexParts, SpansError};
 use image::digest::Digest;
 use oci::manifest::is_erofs_layer;
 
-pub use erofs::ErofsLayerFlaw;
 pub(super) use erofs::is_read_as;
 
 /// Files of up to this many bytes are stored in the image itself, as in images made from directories.

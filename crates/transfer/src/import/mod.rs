@@ -42,13 +42,12 @@ use store::{Committed, Form, Origin, RefName, Reference, Store};
 pub use decode::DecodeError;
 pub use erofs_file::{DiskError, ErofsFile, FilePiece, Window, image_of};
 pub use error::{ImportError, LayersMismatch};
-pub use failure::LayerFailure;
+pub use failure::{ErofsLayerFlaw, LayerFailure};
 #[cfg(feature = "registry")]
 pub(crate) use from_store::complete::import_here;
 pub use from_store::complete::{CompleteError, Completed, complete, prove};
 pub use from_store::convert::{Stored, convert};
 pub use from_store::stacked::{Below, add_unknown, preview, stack};
-pub use layer::ErofsLayerFlaw;
 pub use layer_session::{IncomingLayer, LayerImport, MadeImage, RunningImport};
 pub use layers::Document;
 pub use limits::{ImportLimitError, Limits};

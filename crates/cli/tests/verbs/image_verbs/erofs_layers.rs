@@ -309,7 +309,7 @@ fn compression_of_erofs_layers() {
     assert_eq!(import(&place, "objects", "zstd"), id);
 }
 
-/// What overlayfs would take from elsewhere, and names that are whiteouts in tars only, are refused.
+/// Files whose contents overlayfs would take from elsewhere are refused, and names that are whiteouts in tars only.
 #[test]
 fn marks_that_layers_cannot_have() {
     let place = Place::new();

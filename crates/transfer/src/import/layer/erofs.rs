@@ -25,7 +25,7 @@ use super::{Gatherer, INLINE_MAX, KeptFile, Shared, beyond};
 use crate::import::copy::KeptMetadata;
 use crate::import::decode::pipeline::Feed;
 use crate::import::erofs_file::{ErofsFile, FilePiece, FileSource};
-use crate::import::failure::LayerFailure;
+use crate::import::failure::{ErofsLayerFlaw, LayerFailure};
 use crate::import::objects::{BATCH, FilePiece as Piece, Keep, Large, PIECE};
 use crate::import::tally::{Amounts, Attempt, TallyError};
 
@@ -45,24 +45,6 @@ const NOTES: [&[u8]; 6] = [
     b"trusted.overlay.upper",
     b"trusted.overlay.uuid",
 ];
-
-/// Why the content of an EROFS layer cannot be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ErofsLayerFlaw {
-    /// A file has such a name, which would be a whiteout in the tar of the layer.
-    #[error("its name begins with \".wh.\", which tars reserve for removed files")]
-    WhiteoutName,
-    /// Whether such a root hides lower layers depends on the program that mounts or reads them.
-    #[error("its root is marked as opaque, which hides lower layers in some programs only")]
-    OpaqueRoot,
-    /// The image is one of composefs, so it does not have the contents of its files.
-    #[error("the layer is a composefs image, and the contents of its files are elsewhere")]
-    Composefs,
-    /// The xattr makes overlayfs take the file's content, or the directory's, from elsewhere.
-    #[error("it has an xattr of overlayfs that layers cannot have")]
-    Overlay,
-}
 
 /// Whether the store has read a layer as the kind that the media type states, a tar or an EROFS image. The same bytes may
 /// be both, with other files.
