@@ -161,11 +161,14 @@ fn images(stage: &Stage) -> Vec<(String, &'static str, Vec<u8>, usize)> {
     let mut bytes = Vec::new();
     export::to_erofs(&stage.store, &image, Flavor::Linux, &mut bytes, &options).unwrap();
     made.push(("export".to_owned(), "erofs", bytes, 0));
+    let mut bytes = Vec::new();
+    export::to_erofs(&stage.store, &image, Flavor::Dax, &mut bytes, &options).unwrap();
+    made.push(("export for DAX".to_owned(), "erofs", bytes, 0));
     #[cfg(feature = "disk")]
     {
         let root = export::RootType::for_architecture("amd64").unwrap();
         let mut bytes = Vec::new();
-        export::to_disk(&stage.store, &image, root, &mut bytes, &options).unwrap();
+        export::to_disk(&stage.store, &image, root, Flavor::Linux, &mut bytes, &options).unwrap();
         made.push(("disk".to_owned(), "disk", bytes, 1 << 20));
     }
     let newer = testing::built("sid", "mkfs.erofs", "sid");

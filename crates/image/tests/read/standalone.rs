@@ -26,6 +26,8 @@ pub const METADATA: Metadata = Metadata {
     mtime: Timestamp { seconds: 1_700_000_000, nanoseconds: 5 },
 };
 
+const FLAVORS: [Flavor; 3] = [Flavor::Linux, Flavor::Dax, Flavor::Gvisor];
+
 /// Contents by object.
 pub type Objects = BTreeMap<ObjectId, Vec<u8>>;
 
@@ -163,7 +165,7 @@ fn the_kernel_shows_the_source() {
     let listing = list(&source);
     let (tree, objects) = tree_of(&source, &listing);
     let mut sizes = Vec::new();
-    for flavor in [Flavor::Linux, Flavor::Gvisor] {
+    for flavor in FLAVORS {
         let (bytes, _) = make(&tree, flavor, &objects);
         fs::write(&image, &bytes).unwrap();
         check_with_fsck(&image);
@@ -226,7 +228,7 @@ fn one<S: ReadAt>(
         inode.xattrs().map(|(name, value)| (name.to_vec(), value.to_vec())).collect()
     };
     match flavor {
-        Flavor::Linux => assert!(pairs(got) == pairs(expected), "{path}: xattrs"),
+        Flavor::Linux | Flavor::Dax => assert!(pairs(got) == pairs(expected), "{path}: xattrs"),
         Flavor::Gvisor => assert_eq!(pairs(got).len(), 0, "{path}"),
     }
     let content = match expected.node() {
@@ -320,7 +322,7 @@ fn random_trees() {
     let image = dir.path().join("i.img");
     for case in 0..150 {
         let (tree, objects) = random_tree(&mut random);
-        for flavor in [Flavor::Linux, Flavor::Gvisor] {
+        for flavor in FLAVORS {
             let bytes = check(&format!("case {case}"), &tree, flavor, &objects);
             if case % 30 == 0 {
                 fs::write(&image, &bytes).unwrap();
@@ -387,7 +389,7 @@ pub fn largest() -> (Tree, Objects) {
 fn limits() {
     let (tree, objects) = largest();
     let dir = folder();
-    for flavor in [Flavor::Linux, Flavor::Gvisor] {
+    for flavor in FLAVORS {
         let bytes = check("limits", &tree, flavor, &objects);
         let image = dir.path().join("i.img");
         fs::write(&image, &bytes).unwrap();
@@ -404,7 +406,7 @@ fn the_kernel_shows_what_we_read() {
     let mut random = Random(0x4c69_6e75_7801);
     let trees = (0..20).map(|_| random_tree(&mut random));
     for (case, (tree, objects)) in trees.chain([largest()]).enumerate() {
-        for flavor in [Flavor::Linux, Flavor::Gvisor] {
+        for flavor in FLAVORS {
             let (bytes, _) = make(&tree, flavor, &objects);
             fs::write(&image, &bytes).unwrap();
             let ours = read(&Image::open(&bytes[..]).unwrap(), &[]);

@@ -16,11 +16,12 @@ use image::verity::ImageId;
 use store::{OperationError, Store};
 use uuid::Uuid;
 
-use super::erofs::derived;
-use super::{ErofsReport, ExportError, Options, to_erofs};
+use super::erofs::{PMEM_ALIGN, derived, image_only};
+use super::{ErofsReport, ExportError, Options};
 use crate::root_types::ROOT_TYPES;
 
-/// Offset of the partition, and the alignment of its length and the disk's, as partitioning tools recommend.
+/// Offset of the partition, and the alignment of its length and the disk's, as partitioning tools recommend. With DAX,
+/// the disk has the alignment of pmem devices.
 const MIB: u64 = 1 << 20;
 const SECTOR: u64 = 512;
 /// Sectors of the table behind the partition: 128 entries of 128 bytes, and the header. The table before the partition
@@ -66,8 +67,8 @@ pub struct DiskReport {
     pub partition: Uuid,
 }
 
-/// Writes a disk whose only partition is the image that [`to_erofs`] makes for Linux. The same image and partition
-/// type give the same bytes.
+/// Writes a disk whose only partition is the image that [`to_erofs`](super::to_erofs) makes for this flavor. The same
+/// image, partition type and flavor give the same bytes.
 ///
 /// # Errors
 /// An [`ExportError`]; the output is incomplete then.
@@ -75,23 +76,31 @@ pub fn to_disk(
     store: &Store,
     id: &ImageId,
     root: RootType,
+    flavor: Flavor,
     out: &mut dyn Write,
     options: &Options<'_>,
 ) -> Result<DiskReport, ExportError> {
-    let guid = |what| Uuid::from_bytes(derived(&format!("quire {what} {} {id}", root.0)));
-    let ids = Ids { disk: guid("disk"), root, partition: guid("partition") };
+    // Disks with different bytes have different ids.
+    let (suffix, align) = match flavor {
+        Flavor::Dax => (" dax", PMEM_ALIGN),
+        Flavor::Linux | Flavor::Gvisor => ("", MIB),
+    };
+    let guid = |what| Uuid::from_bytes(derived(&format!("quire {what} {} {id}{suffix}", root.0)));
+    let ids = Ids { disk: guid("disk"), root, partition: guid("partition"), align };
     let mut disk = Disk { out, ids, start: Vec::with_capacity(BLOCK), layout: None, written: 0 };
-    let image = to_erofs(store, id, Flavor::Linux, &mut disk, options)?;
+    let image = image_only(store, id, flavor, &mut disk, options)?;
     let bytes = disk.finish().map_err(OperationError::of("make", "the disk"))?;
     Ok(DiskReport { image, bytes, partition: ids.partition })
 }
 
-/// UUIDs in a partition table.
+/// UUIDs in a partition table, and the alignment of the disk's length.
 #[derive(Debug, Clone, Copy)]
 struct Ids {
     disk: Uuid,
     root: RootType,
     partition: Uuid,
+    /// In bytes, a multiple of [`MIB`].
+    align: u64,
 }
 
 /// Lengths of the image and the disk in bytes, and the tables at both ends of the disk.
@@ -163,7 +172,7 @@ impl Disk<'_> {
 impl Layout {
     fn for_image(image: u64, ids: &Ids) -> io::Result<Self> {
         let partition = image.next_multiple_of(MIB);
-        let bytes = (MIB + partition + BACKUP_SECTORS * SECTOR).next_multiple_of(MIB);
+        let bytes = (MIB + partition + BACKUP_SECTORS * SECTOR).next_multiple_of(ids.align);
         let failed = |error: GptError| match error {
             GptError::Io(error) => error,
             error => io::Error::other(error),

@@ -1,6 +1,6 @@
 //! Writes an image with all its files as one EROFS file, for the kernel or for gVisor.
 
-use std::io::{self, Write};
+use std::io::{self, Read as _, Write};
 
 use image::erofs::{ErofsWriteError, Flavor, Piece, Profile, Standalone, write_with};
 use image::tree::{Content, Inode, Node, Tree};
@@ -12,12 +12,16 @@ use super::{ExportError, Options};
 use crate::progress::Event;
 use image::digest::Digest;
 
+/// Alignment of memory that Linux maps as a device, in bytes. Source: Linux `mm/memremap.c`,
+/// `memremap_compat_align`: a subsection, on all processors but POWER. Linux refuses a pmem device of another length.
+pub(super) const PMEM_ALIGN: u64 = 2 << 20;
+
 /// Result of writing a self-contained image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ErofsReport {
     /// Number of inodes.
     pub inodes: u64,
-    /// Size of the image, in bytes.
+    /// Size of the image, in bytes, with the padding of [`Flavor::Dax`].
     pub bytes: u64,
     /// Number of inodes whose xattrs were left out.
     pub without_xattrs: u64,
@@ -29,9 +33,29 @@ pub struct ErofsReport {
 /// gives the same bytes. The memory use depends on the number of files, not on their sizes: it is about 150 bytes per
 /// file, and 2 MiB.
 ///
+/// With [`Flavor::Dax`], zeros follow the image up to the length that a pmem device needs.
+///
 /// # Errors
 /// An [`ExportError`]; the output is incomplete then.
 pub fn to_erofs(
+    store: &Store,
+    id: &ImageId,
+    flavor: Flavor,
+    out: &mut dyn Write,
+    options: &Options<'_>,
+) -> Result<ErofsReport, ExportError> {
+    let mut report = image_only(store, id, flavor, out, options)?;
+    if flavor == Flavor::Dax {
+        let bytes = report.bytes.next_multiple_of(PMEM_ALIGN);
+        let padded = io::copy(&mut io::repeat(0).take(bytes - report.bytes), out);
+        padded.map_err(|error| ExportError::Erofs(Box::new(ErofsWriteError::Output(error))))?;
+        report.bytes = bytes;
+    }
+    Ok(report)
+}
+
+/// As [`to_erofs`], without the padding.
+pub(super) fn image_only(
     store: &Store,
     id: &ImageId,
     flavor: Flavor,
@@ -59,7 +83,7 @@ pub fn to_erofs(
     })?;
     (options.progress)(Event::Done { layer: 0 });
     let (without_xattrs, without_numbers) = match flavor {
-        Flavor::Linux => (0, 0),
+        Flavor::Linux | Flavor::Dax => (0, 0),
         Flavor::Gvisor => lost_on_gvisor(&tree),
     };
     let (inodes, bytes) = (summary.inodes, summary.bytes);

@@ -35,6 +35,7 @@ use transfer::export::RootType;
 
 // The image, and where it is written.
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option")]
 pub(crate) struct Export {
     /// A name, an image id or its first digits (6 or more); with changes:FILE, a container
     pub(crate) name: String,
@@ -55,6 +56,10 @@ pub(crate) struct Export {
     /// With changes:FILE, do not pause a running container; a file that changes during the export is an error
     #[arg(long)]
     pub(crate) no_pause: bool,
+    /// With erofs:FILE or disk:FILE, store the data of each file in whole pages, so that a virtual machine can map it
+    /// by DAX
+    #[arg(long)]
+    pub(crate) dax: bool,
     /// Platform of a disk, as linux/architecture; by default the image's, else this machine's
     #[arg(long, value_name = "PLATFORM")]
     pub(crate) platform: Option<String>,
@@ -78,6 +83,11 @@ impl VerbArgs for Export {
         EROFS and a driver for the disk, and `root=PARTLABEL=root rootfstype=erofs ro` (or `root=PARTUUID=` \
         with the id that Quire prints). An initramfs that finds roots by their type, such as systemd's, works \
         as well. The same image always gives the same bytes.\n\n\
+        `--dax` is for virtual machines that get `erofs:FILE` or `disk:FILE` as persistent memory (virtio-pmem) and \
+        mount it with `-o dax=always`. The guest then maps files from the host's page cache, and caches nothing \
+        itself. Without `--dax`, the ends of most files are stored beside their metadata, and Linux cannot map such \
+        files. With `--dax`, each small file takes 4 KiB, and the output is padded to whole 2 MiB, which pmem \
+        devices need. For other disks, `--dax` only makes the image larger.\n\n\
         `changes:FILE` is the tar of a container's changes: the layer that `quire commit` would add to its image. \
         Quire pauses a running container while it reads the changes.";
     const EXAMPLES: &'static str = "quire export app oci:./layout\n  quire export app erofs:app.erofs\n  quire export app tar:- | tar t\n  quire export web changes:changes.tar";
@@ -157,6 +167,9 @@ fn check_options_of_changes(args: &Export) -> anyhow::Result<()> {
     if args.platform.is_some() {
         bail!("--platform needs disk:FILE");
     }
+    if args.dax {
+        bail!("--dax needs erofs:FILE or disk:FILE");
+    }
     Ok(())
 }
 
@@ -164,6 +177,14 @@ fn check_options_of_changes(args: &Export) -> anyhow::Result<()> {
 fn check(context: &Context, args: &Export, target: &Target) -> anyhow::Result<()> {
     if args.platform.is_some() && !matches!(target, Target::Disk(_)) {
         bail!("--platform needs disk:FILE");
+    }
+    match target {
+        Target::Erofs { flavor: Flavor::Gvisor, .. } if args.dax => {
+            bail!("--dax does not work with gvisor:FILE, which gVisor always maps: leave it out")
+        }
+        Target::Erofs { .. } | Target::Disk(_) => {}
+        _ if args.dax => bail!("--dax needs erofs:FILE or disk:FILE"),
+        _ => {}
     }
     let (what, output) = match target {
         Target::Layout { .. } => return Ok(()),
@@ -387,9 +408,15 @@ impl ExportRun<'_> {
                 }))
             }
             Target::Tar(file) => self.tar(file, &self.found.image),
+            Target::Erofs { flavor: Flavor::Linux, file } => self.erofs(self.flavor(), file),
             Target::Erofs { flavor, file } => self.erofs(*flavor, file),
             Target::Disk(file) => self.disk(file),
         }
+    }
+
+    /// Returns the flavor of images for Linux.
+    fn flavor(&self) -> Flavor {
+        if self.args.dax { Flavor::Dax } else { Flavor::Linux }
     }
 
     fn manifest(&self) -> anyhow::Result<Digest> {
@@ -509,7 +536,14 @@ impl ExportRun<'_> {
             )
         })?;
         let written = self.output(file, |out| {
-            Ok(transfer::export::to_disk(self.store, &self.found.image, root, out, self.options)?)
+            Ok(transfer::export::to_disk(
+                self.store,
+                &self.found.image,
+                root,
+                self.flavor(),
+                out,
+                self.options,
+            )?)
         })?;
         Ok(Exported::Disk(DiskReport {
             architecture,

@@ -1,6 +1,7 @@
 //! Images in the store, and their forms.
 
 pub(super) mod counts;
+pub(super) mod dax;
 pub(super) mod disk;
 pub(super) mod erofs_files;
 pub(super) mod erofs_layers;

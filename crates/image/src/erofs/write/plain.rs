@@ -39,6 +39,9 @@ pub enum Flavor {
     /// Linux since 5.4. The image holds all data of the tree.
     #[default]
     Linux,
+    /// Linux, on memory that it maps without a page cache (DAX). As for `Linux`, but the data of each file begins at a
+    /// block and is in blocks. Linux maps no file whose end is after the inode.
+    Dax,
     /// gVisor's reader, which refuses inodes with xattrs, and cannot map files whose data is not in blocks. The image
     /// has no xattrs, and therefore no ACLs, capabilities and labels.
     Gvisor,
@@ -48,7 +51,7 @@ impl Standalone {
     pub(super) fn survey<'a>(&self, tree: &'a Tree) -> Result<Survey<'a>, ErofsWriteError> {
         let rules = match self.flavor {
             Flavor::Linux => Rules::STANDALONE,
-            Flavor::Gvisor => Rules::GVISOR,
+            Flavor::Dax | Flavor::Gvisor => Rules::MAPPED,
         };
         survey(tree, rules, self.flavor, Prefixes::default())
     }

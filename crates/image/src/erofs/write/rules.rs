@@ -9,7 +9,7 @@
 //! |---|---|---|---|
 //! | block size | 4096 | 4096, native 512 | [`Rules::block_size`] |
 //! | longest tail of a directory | half a block | 83 % of a block | [`Rules::tail_max`] |
-//! | tails of files | as long | as long, none for gVisor | [`Rules::file_tails`] |
+//! | tails of files | as long | as long, none for DAX and gVisor | [`Rules::file_tails`] |
 //! | positions of inodes | in order, by the rules of C | small inodes fill gaps | [`Rules::packing`] |
 //! | order of blocks | that of inodes | names and targets, then files | [`Rules::blocks`] |
 //! | numbers of inodes | from 0 | from 1 | [`Rules::first_ino`] |
@@ -36,7 +36,7 @@ pub(super) struct Rules {
     /// Maximum length in bytes of the tail of a directory or a file, which is stored after the inode. A longer one
     /// takes a block.
     pub(super) tail_max: u64,
-    /// Whether files have tails.
+    /// Whether files have tails. If not, all data of files is in blocks, so that it can be mapped.
     pub(super) file_tails: bool,
     pub(super) packing: Packing,
     pub(super) blocks: BlockOrder,
@@ -70,8 +70,9 @@ impl Rules {
         ..Self::COMPOSEFS
     };
 
-    /// Rules for gVisor, which cannot map files whose data is not in blocks.
-    pub(super) const GVISOR: Self = Self { file_tails: false, ..Self::STANDALONE };
+    /// Rules for readers that cannot map files whose data is not in blocks: gVisor, and Linux with DAX, for which a block
+    /// must be a page.
+    pub(super) const MAPPED: Self = Self { file_tails: false, ..Self::STANDALONE };
 
     /// Rules for images over devices: the maximum length of tails is the same part of a block as in self-contained
     /// images.

@@ -382,12 +382,13 @@ impl<'a> Survey<'a> {
     }
 
     /// Returns the object of a content, if all inodes with this content share its blocks. This is so if the content is
-    /// longer than a block, or if its tails would together take more than a block.
+    /// longer than a block, if its tails would together take more than a block, or if files have no tails.
     pub(super) fn shared(&self, data: &PlainData<'_>) -> Option<StringId> {
         let PlainData::External { size, object: Some(object) } = *data else { return None };
         let uses = u64::from(self.uses[object.index()]);
         let block_size = self.rules.block_size.bytes();
-        (uses > 1 && size.saturating_mul(uses) > block_size).then_some(object)
+        let saves = size.saturating_mul(uses) > block_size || !self.rules.file_tails;
+        (uses > 1 && saves).then_some(object)
     }
 
     /// Returns the location of a file's bytes on a device.

@@ -4,7 +4,7 @@ use super::*;
 
 fn ids() -> Ids {
     let root = RootType::for_architecture("arm64").unwrap();
-    Ids { disk: Uuid::from_u128(1), root, partition: Uuid::from_u128(2) }
+    Ids { disk: Uuid::from_u128(1), root, partition: Uuid::from_u128(2), align: MIB }
 }
 
 /// Writes a disk in pieces. The image's superblock states `said` blocks, while the image has `image` bytes.
@@ -84,6 +84,15 @@ fn large_disks_have_a_table() {
     assert_eq!(layout.bytes, (1 << 44) + (2 << 20));
     // The number of sectors is too large for the protective MBR.
     assert_eq!(layout.head[458..462], [0xff; 4]);
+}
+
+/// A pmem device must have whole units of 2 MiB.
+#[test]
+fn disks_for_dax_are_aligned() {
+    let ids = Ids { align: PMEM_ALIGN, ..ids() };
+    for (image, expect) in [(4096, 4 << 20), (1 << 20, 4 << 20), ((2 << 20) + 4096, 6 << 20)] {
+        assert_eq!(Layout::for_image(image, &ids).unwrap().bytes, expect, "{image}");
+    }
 }
 
 #[test]
