@@ -393,7 +393,9 @@ impl Store {
             StoreItem::Leftover(name) => self.tmp.tree_bytes(name),
             item => {
                 let stat = self.place(item).and_then(|place| place.stat(item.file_name()));
-                stat.ok().flatten().map_or(0, |stat| on_disk(&stat))
+                // A file with another hard link stays on the disk.
+                let stat = stat.ok().flatten().filter(|stat| stat.st_nlink <= 1);
+                stat.map_or(0, |stat| on_disk(&stat))
             }
         };
         let containers = plan.roots.containers.iter().map(|it| StoreItem::Container(it.clone()));

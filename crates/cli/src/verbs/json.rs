@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::output::progress;
 use crate::session::failure::FailureReport;
+use crate::verbs::containers::machine::MachineReport;
 use crate::verbs::containers::{changes, ps, wait};
 use crate::verbs::images::export::{
     DiskReport, DockerReport, ErofsReport, ExportReport, LayoutReport, TarReport,
@@ -79,6 +80,10 @@ fn page() -> String {
         "A list of objects, one for each snapshot whose root is mounted; with `--all`, for each snapshot.",
     );
     page.table::<mount_spec::SpecificationReport>("mount --specification", "");
+    page.table::<MachineReport>(
+        "bundle --vm",
+        "The file `machine.json` in the directory has the same fields.",
+    );
     page.table::<wait::WaitReport>("wait (lines)", "");
     page.table::<changes::ChangesReport>("export changes:FILE", "");
     page.table::<SoundNameReport>("images", "A list of objects, one for each name.");

@@ -29,6 +29,8 @@ pub enum Backing {
     Ahead,
     /// The whole size is reserved immediately.
     Whole,
+    /// No space is reserved, for the disk of a virtual machine. If the host's disk is full, the machine's writes fail.
+    Sparse,
 }
 
 /// Name of the file in the file system whose blocks the host has not allocated.
@@ -54,7 +56,7 @@ pub const SIZE_MAX: u64 = 16 << 40;
 
 /// Returns the default size in the file system of `folder`.
 pub fn default_size(folder: BorrowedFd<'_>, backing: Backing) -> Result<NonZeroU64, Errno> {
-    if backing == Backing::Ahead {
+    if backing != Backing::Whole {
         return Ok(SIZE);
     }
     let numbers = rustix::fs::fstatvfs(folder)?;
@@ -139,6 +141,7 @@ pub fn make(
     match backing {
         Backing::Whole => take(file.as_fd(), &(0..size)).map_err(failed)?,
         Backing::Ahead => take_first(template.as_fd(), file.as_fd()).map_err(failed)?,
+        Backing::Sparse => {}
     }
     copy_sparse(template.as_fd(), file.as_fd()).map_err(failed)?;
     Ok(file)
@@ -298,7 +301,7 @@ fn template(
     };
     let whole = match backing {
         Backing::Ahead => "",
-        Backing::Whole => "-whole",
+        Backing::Whole | Backing::Sparse => "-whole",
     };
     // Increase this number when the contents of templates change.
     let name = format!(".ext4-3-{size}{journal}{whole}");

@@ -37,6 +37,8 @@ pub enum Freeing {
     InUse,
     /// When the running imports, which may rely on the bytes, have ended.
     Imports,
+    /// When the other hard links of the device, such as those of a bundle for virtual machines, are removed.
+    Linked,
     /// When the disk has space for a smaller index of the device.
     NoSpace,
     /// Only together with the device, because fs-verity seals it.
@@ -359,15 +361,22 @@ impl Store {
                 Freeing::Unsupported
             } else if importing {
                 Freeing::Imports
-            } else if self.devices.is_in_use(device)? {
-                Freeing::InUse
             } else {
-                Freeing::Now
+                self.user_of(device)?.unwrap_or(Freeing::Now)
             };
             let (dead, index) = (Dead { device: *device, bytes, freeing }, Arc::clone(index));
             found.push(Trimming { dead, index, cut });
         }
         Ok(found)
+    }
+
+    /// Returns why the bytes of a device must stay, although no image of the store needs them.
+    pub(super) fn user_of(&self, device: &DeviceId) -> Result<Option<Freeing>, DiskError> {
+        // A process keeps a device open while it links it, so the links are counted after this check.
+        if self.devices.is_in_use(device)? {
+            return Ok(Some(Freeing::InUse));
+        }
+        Ok(self.devices.has_other_links(device)?.then_some(Freeing::Linked))
     }
 
     /// Writes the index that a device gets when it is trimmed, durably. Returns `None` if the index need not change.

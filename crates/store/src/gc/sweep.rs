@@ -532,7 +532,7 @@ impl Sweep<'_, '_> {
         if self.imports.need_devices() {
             return Ok(Some(Freeing::Imports));
         }
-        Ok(self.store.devices.is_in_use(device)?.then_some(Freeing::InUse))
+        self.store.user_of(device)
     }
 
     /// Removes objects in batches.

@@ -136,6 +136,39 @@ fn nothing_is_freed_while_somebody_reads() {
     assert!(allocated(&store) < before);
 }
 
+/// A hard link outside of the store has the same bytes, so none of them are freed. It also keeps the bytes of a device
+/// that the store removes.
+#[test]
+fn nothing_is_freed_that_a_hard_link_has() {
+    let directory = TempDir::new().unwrap();
+    let store = open(&directory.path().join("store"));
+    half_dead(&store);
+    // Holes cannot be punched into files with fs-verity, and immutable files have no other links.
+    let data = directory.path().join("store/data");
+    for file in std::fs::read_dir(&data).unwrap() {
+        let path = file.unwrap().path();
+        super::damage::replace(&path, &std::fs::read(&path).unwrap());
+    }
+    let [dead] = store.plan_gc(NOW).unwrap().dead.try_into().unwrap();
+    assert_eq!(dead.freeing, Freeing::Now);
+    let device = data.join(dead.device.to_string());
+    let (link, bytes) = (directory.path().join("link"), std::fs::read(&device).unwrap());
+    std::fs::hard_link(&device, &link).unwrap();
+    assert_eq!(freeing(&store.plan_gc(NOW).unwrap()), [Freeing::Linked]);
+    let (plan, swept) = store.gc(NOW).unwrap();
+    assert_eq!((freeing(&plan), swept.trimmed), (vec![Freeing::Linked], 0));
+    assert!(std::fs::read(&link).unwrap() == bytes);
+    // The store removes its name, which frees nothing of this device.
+    store.remove_ref(&name("kept")).unwrap();
+    let expected = allocated(&store) - link.metadata().unwrap().blocks() * 512;
+    let (plan, _) = store.gc(NOW).unwrap();
+    let of_devices = plan.garbage.iter().filter(|it| matches!(it.0, StoreItem::Device(_)));
+    assert_eq!(of_devices.map(|it| it.1).sum::<u64>(), expected);
+    assert!(!device.exists());
+    assert!(std::fs::read(&link).unwrap() == bytes);
+    assert_eq!(link.metadata().unwrap().nlink(), 1);
+}
+
 #[test]
 fn what_the_file_system_cannot_free_is_not_counted_as_freed() {
     for holes in [Holes::None, Holes::NoneAtLast] {

@@ -1,4 +1,4 @@
-//! `bundle`: makes an OCI bundle for other tools.
+//! `bundle`: makes an OCI bundle for other tools, or gives an image to a virtual machine.
 
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File};
@@ -31,6 +31,7 @@ use crate::session::ways::Ways;
 use crate::verbs::containers::container_options::{
     GivenFiles, bundle_options, image_config, init_wish, wish, writable_wish,
 };
+use crate::verbs::containers::machine;
 use crate::verbs::{VerbArgs, option_groups};
 
 #[derive(Debug, Args)]
@@ -40,11 +41,20 @@ pub(crate) struct Bundle {
     /// Ask for a terminal in config.json
     #[arg(short, long)]
     pub(crate) tty: bool,
+    /// Make no container, but fill this empty or new directory with disks for a virtual machine. It must be on the file
+    /// system of the store
+    #[arg(
+        long,
+        value_name = "DIR",
+        value_hint = ValueHint::DirPath,
+        conflicts_with_all = machine::REFUSED
+    )]
+    pub(crate) vm: Option<PathBuf>,
     /// Name or id of the image, or the first digits of its id (6 or more)
     pub(crate) image: String,
     /// Empty or new directory for config.json and the root, which is mounted on rootfs
-    #[arg(value_hint = ValueHint::DirPath)]
-    pub(crate) directory: PathBuf,
+    #[arg(value_hint = ValueHint::DirPath, required_unless_present = "vm")]
+    pub(crate) directory: Option<PathBuf>,
     /// Command and arguments; by default those of the image
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<OsString>,
@@ -53,7 +63,18 @@ pub(crate) struct Bundle {
 impl VerbArgs for Bundle {
     const NAME: &'static str = "bundle";
     const ABOUT: &'static str = "Make an OCI bundle: config.json and a mounted root";
-    const EXAMPLES: &'static str = "quire bundle debian ./bundle\n  runc run --bundle ./bundle one";
+    const DETAILS: &'static str = "\
+        `--vm DIR` gives an image of the form `packed` or `tar` to a virtual machine, without copying data: the files \
+        in DIR are hard links of the store's. Attach them read-only.\n\n\
+        - `image.erofs` and `device-1`, `device-2`…: the image and its devices, each a disk\n\
+        - `disk.vmdk`: all of these as one disk\n\
+        - `writable.ext4`: a sparse disk for changes, by default of 10 GiB (`--writable self,size=SIZE`); \
+        `--writable none` leaves it out\n\
+        - `table`: a table for `dmsetup`, which joins the disks in a guest\n\
+        - `machine.json`: sizes, mount options, kernel command lines, and arguments of hypervisors\n\n\
+        Quire prints the arguments of QEMU. `quire rmi` and `quire gc` do not affect DIR. Its disk space is free when \
+        the files in DIR and in the store are removed.";
+    const EXAMPLES: &'static str = "quire bundle debian ./bundle\n  runc run --bundle ./bundle one\n  quire bundle --vm ./machine debian";
     const HAS_SHORT_HELP: bool = false;
     const GROUPS: &'static [option_groups::OptionGroup] = option_groups::CONTAINER;
 
@@ -63,8 +84,12 @@ impl VerbArgs for Bundle {
 }
 
 pub(crate) fn bundle(context: &Context, args: &Bundle) -> anyhow::Result<Answer> {
+    if let Some(directory) = &args.vm {
+        return machine::bundle(context, args, directory);
+    }
+    let directory = args.directory.as_deref().context("the directory is missing")?;
     // Check this first, because it is the easiest error to fix.
-    check_empty(&args.directory)?;
+    check_empty(directory)?;
     let given = GivenFiles::read(&args.wanted)?;
     #[cfg(feature = "serve")]
     crate::verbs::images::registry::pull::pull_first(context, &args.image, &args.wanted.lazy)?;
@@ -130,7 +155,7 @@ pub(crate) fn bundle(context: &Context, args: &Bundle) -> anyhow::Result<Answer>
     if let Some(map) = &map {
         map.check(&user)?;
     }
-    let mut stage = Stage::new(&args.directory, context.who().user, None);
+    let mut stage = Stage::new(directory, context.who().user, None);
     options.volumes = filestores::volumes(
         volumes,
         &wanted.mount,
@@ -140,10 +165,9 @@ pub(crate) fn bundle(context: &Context, args: &Bundle) -> anyhow::Result<Answer>
     )?;
     let owners = if map.is_some() { Owners::Mapped } else { Owners::AsInImage };
     options.map = map;
-    options.names = name_mounts(&args.directory, &names)?;
+    options.names = name_mounts(directory, &names)?;
     let (_, mut spec) = configure(root.mount.as_fd(), ROOT, &image, &options, &user)?;
     add_init(&init_wish(wanted), &context.search(), &mut spec)?;
-    let directory = &args.directory;
     let was_there = std::fs::symlink_metadata(directory).is_ok();
     let made = make_folder(context, directory, owners)
         .and_then(|folder| publish(&folder, directory, &spec, &names, &root.mount));
@@ -283,7 +307,7 @@ fn closed_above(directory: &Path) -> Option<PathBuf> {
     above.into_iter().find(|path| !is_open(path)).map(Path::to_owned)
 }
 
-fn check_empty(directory: &Path) -> anyhow::Result<()> {
+pub(super) fn check_empty(directory: &Path) -> anyhow::Result<()> {
     let failed = || format!("cannot read \"{}\"", directory.display());
     let is_empty = match std::fs::read_dir(directory) {
         Ok(mut entries) => entries.next().is_none(),

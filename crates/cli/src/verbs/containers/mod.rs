@@ -7,6 +7,7 @@ pub(crate) mod container_options;
 pub(crate) mod exec;
 pub(crate) mod hosts;
 pub(crate) mod logs;
+pub(crate) mod machine;
 pub(crate) mod network;
 pub(crate) mod ps;
 pub(crate) mod rm;

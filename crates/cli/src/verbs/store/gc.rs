@@ -89,6 +89,9 @@ fn unneeded(dead: &Dead) -> String {
     let when = match dead.freeing {
         Freeing::Now => "can be freed",
         Freeing::InUse => "can be freed when no process has it mounted or open",
+        Freeing::Linked => {
+            "can be freed when the other hard links of the device, such as those of `quire bundle --vm`, are removed"
+        }
         Freeing::Imports => "can be freed when the running imports end",
         Freeing::NoSpace => {
             "can be freed when the disk has space for a new index of the device: free some, and \
@@ -222,7 +225,7 @@ pub(crate) struct GarbageReport {
     kind: &'static str,
     /// Id, digest or name of the thing.
     name: String,
-    /// Size of the thing on the disk.
+    /// Disk space that its removal frees; 0 for a file with another hard link.
     bytes: Bytes,
 }
 

@@ -11,6 +11,7 @@ pub(super) mod forms;
 pub(super) mod heals;
 pub(super) mod holes;
 pub(super) mod images;
+pub(super) mod machine;
 pub(super) mod merge;
 pub(super) mod pieces;
 pub(super) mod platforms;

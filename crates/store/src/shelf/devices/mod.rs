@@ -242,4 +242,10 @@ impl DeviceShelf {
     pub(crate) fn is_in_use(&self, id: &DeviceId) -> Result<bool, DiskError> {
         Ok(self.directory.get()?.is_some_and(|data| is_in_use(data, &device_name(id))))
     }
+
+    /// Whether the device has another hard link, such as in a bundle for a virtual machine.
+    pub(crate) fn has_other_links(&self, id: &DeviceId) -> Result<bool, DiskError> {
+        let Some(data) = self.directory.get()? else { return Ok(false) };
+        Ok(data.stat(device_name(id))?.is_some_and(|it| it.st_nlink > 1))
+    }
 }

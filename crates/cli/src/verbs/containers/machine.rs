@@ -1,0 +1,359 @@
+//! `bundle --vm`: gives an image to a virtual machine.
+//!
+//! The directory gets hard links of the store's files, so no data is copied, and all virtual machines and containers
+//! that use an image share the host's page cache. Decision 38 has the reasons.
+
+mod report;
+
+use std::fs::{DirBuilder, File};
+use std::io::{self, Write as _};
+use std::num::NonZeroU64;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use container::root::filestore::{self, Backing};
+use container::root::{TrustedImage, WritableChoice};
+use image::erofs::read::{Cached, Image};
+use kernel::files::{NameOutcome, link};
+use kernel::mount::Durability;
+use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::io::Errno;
+use store::{Form, OpenImage, OpenImageError, Permitted, PermittedImage, Store};
+
+use crate::Answer;
+use crate::output::report as out;
+use crate::session::context::Context;
+use crate::verbs::containers::bundle::{Bundle, check_empty};
+pub(crate) use report::MachineReport;
+use report::{DISK, Disk, MACHINE, Parts, TABLE, WRITABLE, sectors};
+
+/// Mode bit of files in the store that are not synced yet.
+const UNSYNCED: u32 = 0o1000;
+
+/// Options of containers, which `--vm` refuses. `domain` and `mount_service` are not among them, because clap takes
+/// their environment variables for options.
+pub(crate) const REFUSED: &[&str] = &[
+    "directory",
+    "command",
+    "tty",
+    "env",
+    "env_file",
+    "user",
+    "workdir",
+    "entrypoint",
+    "hostname",
+    "add_host",
+    "no_hosts",
+    "dns",
+    "dns_search",
+    "dns_option",
+    "network",
+    "df",
+    "warm",
+    "volume",
+    "mount",
+    "memory",
+    "cpus",
+    "cpu_shares",
+    "cpuset_cpus",
+    "cap_add",
+    "cap_drop",
+    "privileged",
+    "security_opt",
+    "device",
+    "ulimit",
+    "pids_limit",
+    "io",
+    "userns",
+    "uidmap",
+    "gidmap",
+    "init",
+    "init_path",
+    #[cfg(feature = "serve")]
+    "via",
+    #[cfg(feature = "serve")]
+    "lazy",
+    #[cfg(feature = "serve")]
+    "trust_index",
+    #[cfg(feature = "serve")]
+    "prefetch",
+    #[cfg(feature = "serve")]
+    "complete",
+];
+
+pub(crate) fn bundle(context: &Context, args: &Bundle, directory: &Path) -> anyhow::Result<Answer> {
+    // Check these first, because they are the easiest errors to fix.
+    check_empty(directory)?;
+    let writable = writable(args)?;
+    #[cfg(feature = "serve")]
+    crate::verbs::images::registry::pull::pull_first(context, &args.image, &args.wanted.lazy)?;
+    let store = context.open_with(&args.image)?;
+    let found = crate::session::resolve::resolve(&store, &args.image)?;
+    let permitted = crate::session::policy::permit(context, &store, found)?;
+    let opened = open(&store, permitted, &args.image)?;
+    let trust = args.wanted.trust.wish()?;
+    let trusted = TrustedImage::to_mount(&store, opened, trust, Some(&writable.choice()))?;
+    trusted.check()?;
+    let image = trusted.image();
+    if image.form == Form::Objects {
+        bail!(
+            "image {} has the form objects, whose data is in many files: `quire convert --form \
+            packed {}` puts it into a few, which can be disks",
+            image.id,
+            args.image
+        );
+    }
+    let was_there = std::fs::symlink_metadata(directory).is_ok();
+    let made =
+        Folder::make(directory).and_then(|folder| folder.fill(context, &store, image, &writable));
+    if made.is_err() && !was_there {
+        let _removed = std::fs::remove_dir(directory);
+    }
+    let report = made?;
+    if report.vmdk.is_none() {
+        context.remark(&format!(
+            "no {DISK}: image {} states no addresses for its devices, so each file is a disk",
+            image.id
+        ));
+    }
+    out::print(context.json, &report, |it, out| it.write(out))?;
+    Ok(Answer::Yes)
+}
+
+/// Opens an image of which all data is in the store.
+fn open(store: &Store, permitted: Permitted, name: &str) -> anyhow::Result<PermittedImage> {
+    match permitted.open(store) {
+        Err(OpenImageError::Partial(image)) => bail!(
+            "image {image} is not completely downloaded, but a virtual machine cannot fetch the \
+            rest: `quire pull {name}` without --lazy does, or `quire run --lazy --complete`"
+        ),
+        opened => Ok(opened?),
+    }
+}
+
+/// The disk for the changes of a virtual machine.
+enum WritableDisk {
+    None,
+    /// An ext4 of this size in bytes, by default of [`filestore::SIZE`].
+    Ext4(Option<NonZeroU64>),
+}
+
+impl WritableDisk {
+    fn choice(&self) -> WritableChoice {
+        match self {
+            Self::None => WritableChoice::None,
+            Self::Ext4(size) => WritableChoice::Filestore(*size, Durability::Durable),
+        }
+    }
+}
+
+/// Returns the disk for changes. Its ext4 always has a journal, because a virtual machine may end at any time.
+fn writable(args: &Bundle) -> anyhow::Result<WritableDisk> {
+    match &args.wanted.writable {
+        _ if args.wanted.read_only => Ok(WritableDisk::None),
+        None => Ok(WritableDisk::Ext4(None)),
+        Some(WritableChoice::None) => Ok(WritableDisk::None),
+        Some(WritableChoice::Filestore(size, _)) => Ok(WritableDisk::Ext4(*size)),
+        Some(WritableChoice::Memory(_)) => bail!(
+            "--writable memory does not work with --vm: use none, and mount a tmpfs in the \
+            virtual machine"
+        ),
+        Some(WritableChoice::Folder(..) | WritableChoice::Directory(..)) => {
+            bail!("--writable dir does not work with --vm: use self[,size=SIZE] or none")
+        }
+    }
+}
+
+/// The directory of a virtual machine.
+struct Folder<'a> {
+    file: File,
+    /// As the user gave it, for messages.
+    path: &'a Path,
+    /// The absolute path, for hypervisors.
+    absolute: String,
+    /// Names of the files that were made.
+    made: std::cell::RefCell<Vec<String>>,
+}
+
+impl Drop for Folder<'_> {
+    /// Restores the empty directory after an error.
+    fn drop(&mut self) {
+        for name in self.made.borrow().iter() {
+            let _removed = rustix::fs::unlinkat(&self.file, name.as_str(), AtFlags::empty());
+        }
+    }
+}
+
+impl<'a> Folder<'a> {
+    /// Opens the directory, and makes it if it does not exist. Only its owner can access a new one.
+    fn make(path: &'a Path) -> anyhow::Result<Self> {
+        let failed = || format!("cannot make \"{}\"", path.display());
+        if let Some(parent) = path.parent() {
+            std::fs::create_dir_all(parent).with_context(failed)?;
+        }
+        match DirBuilder::new().mode(0o700).create(path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            result => result.with_context(failed)?,
+        }
+        let file =
+            File::open(path).with_context(|| format!("cannot open \"{}\"", path.display()))?;
+        let absolute = std::fs::canonicalize(path).with_context(failed)?;
+        let absolute = absolute
+            .into_os_string()
+            .into_string()
+            .map_err(|path| anyhow::anyhow!("path {path:?} is not UTF-8, which {MACHINE} needs"))?;
+        Ok(Self { file, path, absolute, made: std::cell::RefCell::default() })
+    }
+
+    /// Makes all files.
+    fn fill(
+        self,
+        context: &Context,
+        store: &Store,
+        image: &OpenImage,
+        writable: &WritableDisk,
+    ) -> anyhow::Result<MachineReport> {
+        let name = "image.erofs";
+        self.link(image.image.fd(), name)?;
+        let first = Disk { file: name.to_owned(), device: None, bytes: image.image.size() };
+        let mut disks = vec![first];
+        for (number, device) in (1..).zip(&image.devices) {
+            let name = format!("device-{number}");
+            self.link(device.file.as_fd(), &name)?;
+            let (device, bytes) = (Some(device.id), device.bytes);
+            disks.push(Disk { file: name, device, bytes });
+        }
+        let writable = match writable {
+            WritableDisk::None => None,
+            WritableDisk::Ext4(size) => {
+                let size = size.unwrap_or(filestore::SIZE);
+                let (folder, search) = (store.containers.fd(), context.search());
+                let made =
+                    filestore::make(folder, size, Durability::Durable, Backing::Sparse, &search);
+                let file = made.with_context(|| {
+                    format!("cannot make {WRITABLE}, which --writable none leaves out")
+                })?;
+                self.link(file.as_fd(), WRITABLE)?;
+                Some(size.get() & !4095)
+            }
+        };
+        let is_one_disk = is_one_disk(image)?;
+        let parts = Parts {
+            image: image.id,
+            form: image.form,
+            directory: &self.absolute,
+            disks: &disks,
+            is_one_disk,
+            writable,
+        };
+        let report = MachineReport::new(&parts);
+        if is_one_disk {
+            self.write(DISK, &parts.vmdk())?;
+        }
+        self.write(TABLE, &parts.table())?;
+        self.write(MACHINE, &(serde_json::to_string_pretty(&report)? + "\n"))?;
+        self.made.borrow_mut().clear();
+        Ok(report)
+    }
+
+    fn path_of(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Gives an open file a name in the directory.
+    fn link(&self, file: BorrowedFd<'_>, name: &str) -> anyhow::Result<()> {
+        let failed = || format!("cannot make \"{}\"", self.path_of(name).display());
+        let file = File::from(file.try_clone_to_owned().with_context(failed)?);
+        let stat = file.metadata().with_context(failed)?;
+        if stat.mode() & UNSYNCED != 0 {
+            // The store makes up for a crash before its sync, but it does not know this name.
+            file.sync_data().with_context(failed)?;
+        }
+        match link(file.as_fd(), self.file.as_fd(), name) {
+            Ok(NameOutcome::Now) => {
+                self.made.borrow_mut().push(name.to_owned());
+                Ok(())
+            }
+            Ok(NameOutcome::Taken) => Err(Errno::EXIST).with_context(failed),
+            Err(Errno::XDEV) => bail!(
+                "\"{}\" is on another file system than the store, but its files are hard links of \
+                the store's: choose a directory on that file system, such as beside the store, or \
+                copy the image with `quire export NAME erofs:FILE`",
+                self.path.display()
+            ),
+            Err(Errno::PERM) => Err(Errno::PERM).with_context(|| {
+                format!(
+                    "cannot make the hard link \"{}\": the store's files are immutable (`quire \
+                    unseal` clears that), or belong to another user",
+                    self.path_of(name).display()
+                )
+            }),
+            Err(errno) => Err(errno).with_context(failed),
+        }
+    }
+
+    fn write(&self, name: &str, text: &str) -> anyhow::Result<()> {
+        let failed = || format!("cannot write \"{}\"", self.path_of(name).display());
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let mode = Mode::from_raw_mode(0o644);
+        let file = rustix::fs::openat(&self.file, name, flags, mode).with_context(failed)?;
+        self.made.borrow_mut().push(name.to_owned());
+        File::from(file).write_all(text.as_bytes()).with_context(failed)
+    }
+}
+
+/// Whether the image and its devices, one after the other, are a disk with the image. If the kernel gets no devices at
+/// a mount, it reads each one at the address that the device table states. Source: Linux `fs/erofs/super.c`,
+/// `erofs_scan_devices`, and `fs/erofs/data.c`, `erofs_map_dev`, from 6.4 on.
+fn is_one_disk(image: &OpenImage) -> anyhow::Result<bool> {
+    let failed = || format!("cannot read the device table of image {}", image.id);
+    let read = Image::open(Cached::new(&image.image)).with_context(failed)?;
+    let block = read.superblock().block_bits.size();
+    let mut next = image.image.size();
+    for (slot, device) in read.devices().iter().zip(&image.devices) {
+        if slot.first_block.checked_mul(block) != Some(next) || sectors(next).is_none() {
+            return Ok(false);
+        }
+        next = next.saturating_add(device.bytes);
+    }
+    Ok(sectors(next).is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, Command};
+
+    use super::*;
+
+    /// Options that also concern virtual machines, and those whose environment variable clap takes for an option.
+    const ACCEPTED: &[&str] = &[
+        "vm",
+        "image",
+        "writable",
+        "read_only",
+        "verity",
+        "digest",
+        "pull",
+        "keep_index",
+        "authfile",
+        "certs_dir",
+        "plain_http",
+        "help",
+        "domain",
+        "mount_service",
+    ];
+
+    #[test]
+    fn each_option_is_accepted_or_refused() {
+        let command = Bundle::augment_args(Command::new("bundle"));
+        let vm = command.get_arguments().find(|it| it.get_id() == "vm").unwrap();
+        let refused = command.get_arg_conflicts_with(vm);
+        for arg in command.get_arguments() {
+            let id = arg.get_id().as_str();
+            let is_refused = refused.iter().any(|it| it.get_id() == id);
+            assert_ne!(is_refused, ACCEPTED.contains(&id), "{id}");
+        }
+    }
+}
