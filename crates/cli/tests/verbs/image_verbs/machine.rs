@@ -90,7 +90,7 @@ fn the_disks_are_the_files_of_the_store() {
     // Without --json, the arguments of QEMU are printed.
     let printed = place.out("bundle --vm again --writable none a");
     let path = place.path("again/disk.vmdk").canonicalize().unwrap();
-    let expect = format!("-drive if=virtio,format=vmdk,read-only=on,file={}\n", path.display());
+    let expect = format!("-drive 'if=virtio,format=vmdk,read-only=on,file={}'\n", path.display());
     assert!(printed.starts_with(&expect), "{printed}");
     // The store is sound, and counts a file once.
     assert_eq!(place.run("fsck").code, Some(0));
