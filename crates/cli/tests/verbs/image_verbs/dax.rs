@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::{Place, is_root, program, write};
 
-const MIB: u64 = 1 << 20;
+const MIB: usize = 1 << 20;
 
 /// Files whose names state their lengths, the last with a hole.
 const LENGTHS: [u64; 8] = [0, 1, 65, 4095, 4096, 4097, 70_000, 5_000_000];
@@ -46,7 +46,7 @@ fn every_file_is_in_blocks() {
     let told: Value =
         serde_json::from_str(&place.out("export --dax --json a erofs:a.erofs")).unwrap();
     let bytes = std::fs::read(place.path("a.erofs")).unwrap();
-    assert_eq!((&told["bytes"], bytes.len() as u64 % (2 * MIB)), (&bytes.len().into(), 0));
+    assert_eq!((&told["bytes"], bytes.len() % (2 * MIB)), (&bytes.len().into(), 0));
     // The same bytes again, also in a pipe.
     place.out("export --quiet --dax --force a erofs:a.erofs");
     assert!(std::fs::read(place.path("a.erofs")).unwrap() == bytes);
@@ -54,9 +54,9 @@ fn every_file_is_in_blocks() {
     assert!(output.stdout == bytes);
     place.out("export --quiet --dax --platform linux/amd64 a disk:a.disk");
     let disk = std::fs::read(place.path("a.disk")).unwrap();
-    assert_eq!(disk.len() as u64 % (2 * MIB), 0);
+    assert_eq!(disk.len() % (2 * MIB), 0);
     let blocks = u32::from_le_bytes(bytes[1060..1064].try_into().unwrap()) as usize;
-    assert!(disk[MIB as usize..].starts_with(&bytes[..blocks * 4096]));
+    assert!(disk[MIB..].starts_with(&bytes[..blocks * 4096]));
     // A disk with another layout has other ids.
     place.out("export --quiet --platform linux/amd64 a disk:b.disk");
     let other = std::fs::read(place.path("b.disk")).unwrap();

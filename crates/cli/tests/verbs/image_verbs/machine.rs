@@ -16,8 +16,8 @@ fn place() -> Place {
     let tree = place.tree("tree", "x");
     write(&tree.join("large"), &vec![b'l'; 3_000_000], 0o4711);
     write(&tree.join("equal"), &std::fs::read(tree.join("etc/long")).unwrap(), 0o600);
-    for number in 0..50_usize {
-        write(&tree.join(number.to_string()), &vec![number as u8; 700 * number], 0o644);
+    for number in 0..50_u8 {
+        write(&tree.join(number.to_string()), &vec![number; 700 * usize::from(number)], 0o644);
     }
     place.out("import --quiet --form packed dir:tree a");
     place

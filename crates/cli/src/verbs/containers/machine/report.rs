@@ -255,7 +255,7 @@ mod tests {
     fn disks(count: usize) -> Vec<Disk> {
         let disk = |number: usize| Disk {
             file: if number == 0 { "image.erofs".to_owned() } else { format!("device-{number}") },
-            device: (number > 0).then(|| digest(Algorithm::Sha256, &[number as u8]).into()),
+            device: (number > 0).then(|| digest(Algorithm::Sha256, &number.to_le_bytes()).into()),
             bytes: 512 * (number as u64 + 2),
         };
         (0..count).map(disk).collect()
