@@ -31,7 +31,7 @@ use crate::session::ways::Ways;
 use crate::verbs::containers::container_options::{
     GivenFiles, bundle_options, image_config, init_wish, wish, writable_wish,
 };
-use crate::verbs::containers::machine;
+use crate::verbs::containers::machine::{self, MachineRequest, check_empty};
 use crate::verbs::{VerbArgs, option_groups};
 
 #[derive(Debug, Args)]
@@ -85,7 +85,8 @@ impl VerbArgs for Bundle {
 
 pub(crate) fn bundle(context: &Context, args: &Bundle) -> anyhow::Result<Answer> {
     if let Some(directory) = &args.vm {
-        return machine::bundle(context, args, directory);
+        let (image, wanted) = (args.image.as_str(), &args.wanted);
+        return machine::bundle(context, &MachineRequest { image, wanted, directory });
     }
     let directory = args.directory.as_deref().context("the directory is missing")?;
     // Check this first, because it is the easiest error to fix.
@@ -307,18 +308,39 @@ fn closed_above(directory: &Path) -> Option<PathBuf> {
     above.into_iter().find(|path| !is_open(path)).map(Path::to_owned)
 }
 
-pub(super) fn check_empty(directory: &Path) -> anyhow::Result<()> {
-    let failed = || format!("cannot read \"{}\"", directory.display());
-    let is_empty = match std::fs::read_dir(directory) {
-        Ok(mut entries) => entries.next().is_none(),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => true,
-        Err(error) => return Err(error).with_context(failed),
-    };
-    if !is_empty {
-        let directory = directory.display();
-        bail!(
-            "\"{directory}\" is not empty: use an empty directory, or one that does not exist yet"
-        );
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, Command};
+
+    use super::*;
+
+    /// Options that also concern virtual machines, and those whose environment variable clap takes for an option.
+    const ACCEPTED: &[&str] = &[
+        "vm",
+        "image",
+        "writable",
+        "read_only",
+        "verity",
+        "digest",
+        "pull",
+        "keep_index",
+        "authfile",
+        "certs_dir",
+        "plain_http",
+        "help",
+        "domain",
+        "mount_service",
+    ];
+
+    #[test]
+    fn each_option_is_accepted_or_refused() {
+        let command = Bundle::augment_args(Command::default());
+        let vm = command.get_arguments().find(|it| it.get_id() == "vm").unwrap();
+        let refused = command.get_arg_conflicts_with(vm);
+        for arg in command.get_arguments() {
+            let id = arg.get_id().as_str();
+            let is_refused = refused.iter().any(|it| it.get_id() == id);
+            assert_ne!(is_refused, ACCEPTED.contains(&id), "{id}");
+        }
     }
-    Ok(())
 }

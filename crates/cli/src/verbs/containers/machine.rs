@@ -23,9 +23,9 @@ use rustix::io::Errno;
 use store::{Form, OpenImage, OpenImageError, Permitted, PermittedImage, Store};
 
 use crate::Answer;
+use crate::args::ContainerOptions;
 use crate::output::report as out;
 use crate::session::context::Context;
-use crate::verbs::containers::bundle::{Bundle, check_empty};
 pub(crate) use report::MachineReport;
 use report::{DISK, Disk, MACHINE, Parts, TABLE, WRITABLE, sectors};
 
@@ -83,16 +83,26 @@ pub(crate) const REFUSED: &[&str] = &[
     "complete",
 ];
 
-pub(crate) fn bundle(context: &Context, args: &Bundle, directory: &Path) -> anyhow::Result<Answer> {
+/// An image for a virtual machine, and the directory to fill.
+pub(super) struct MachineRequest<'a> {
+    /// Name or id of the image.
+    pub(super) image: &'a str,
+    /// The options, of which the parser has refused those of containers.
+    pub(super) wanted: &'a ContainerOptions,
+    pub(super) directory: &'a Path,
+}
+
+pub(super) fn bundle(context: &Context, args: &MachineRequest<'_>) -> anyhow::Result<Answer> {
+    let directory = args.directory;
     // Check these first, because they are the easiest errors to fix.
     check_empty(directory)?;
-    let writable = writable(args)?;
+    let writable = writable(args.wanted)?;
     #[cfg(feature = "serve")]
-    crate::verbs::images::registry::pull::pull_first(context, &args.image, &args.wanted.lazy)?;
-    let store = context.open_with(&args.image)?;
-    let found = crate::session::resolve::resolve(&store, &args.image)?;
+    crate::verbs::images::registry::pull::pull_first(context, args.image, &args.wanted.lazy)?;
+    let store = context.open_with(args.image)?;
+    let found = crate::session::resolve::resolve(&store, args.image)?;
     let permitted = crate::session::policy::permit(context, &store, found)?;
-    let opened = open(&store, permitted, &args.image)?;
+    let opened = open(&store, permitted, args.image)?;
     let trust = args.wanted.trust.wish()?;
     let trusted = TrustedImage::to_mount(&store, opened, trust, Some(&writable.choice()))?;
     trusted.check()?;
@@ -150,9 +160,9 @@ impl WritableDisk {
 }
 
 /// Returns the disk for changes. Its ext4 always has a journal, because a virtual machine may end at any time.
-fn writable(args: &Bundle) -> anyhow::Result<WritableDisk> {
-    match &args.wanted.writable {
-        _ if args.wanted.read_only => Ok(WritableDisk::None),
+fn writable(wanted: &ContainerOptions) -> anyhow::Result<WritableDisk> {
+    match &wanted.writable {
+        _ if wanted.read_only => Ok(WritableDisk::None),
         None => Ok(WritableDisk::Ext4(None)),
         Some(WritableChoice::None) => Ok(WritableDisk::None),
         Some(WritableChoice::Filestore(size, _)) => Ok(WritableDisk::Ext4(*size)),
@@ -321,39 +331,18 @@ fn is_one_disk(image: &OpenImage) -> anyhow::Result<bool> {
     Ok(sectors(next).is_some())
 }
 
-#[cfg(test)]
-mod tests {
-    use clap::{Args as _, Command};
-
-    use super::*;
-
-    /// Options that also concern virtual machines, and those whose environment variable clap takes for an option.
-    const ACCEPTED: &[&str] = &[
-        "vm",
-        "image",
-        "writable",
-        "read_only",
-        "verity",
-        "digest",
-        "pull",
-        "keep_index",
-        "authfile",
-        "certs_dir",
-        "plain_http",
-        "help",
-        "domain",
-        "mount_service",
-    ];
-
-    #[test]
-    fn each_option_is_accepted_or_refused() {
-        let command = Bundle::augment_args(Command::new("bundle"));
-        let vm = command.get_arguments().find(|it| it.get_id() == "vm").unwrap();
-        let refused = command.get_arg_conflicts_with(vm);
-        for arg in command.get_arguments() {
-            let id = arg.get_id().as_str();
-            let is_refused = refused.iter().any(|it| it.get_id() == id);
-            assert_ne!(is_refused, ACCEPTED.contains(&id), "{id}");
-        }
+pub(super) fn check_empty(directory: &Path) -> anyhow::Result<()> {
+    let failed = || format!("cannot read \"{}\"", directory.display());
+    let is_empty = match std::fs::read_dir(directory) {
+        Ok(mut entries) => entries.next().is_none(),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => true,
+        Err(error) => return Err(error).with_context(failed),
+    };
+    if !is_empty {
+        let directory = directory.display();
+        bail!(
+            "\"{directory}\" is not empty: use an empty directory, or one that does not exist yet"
+        );
     }
+    Ok(())
 }
