@@ -9,7 +9,7 @@ use std::fs::{DirBuilder, File};
 use std::io::{self, Write as _};
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, BorrowedFd};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
@@ -28,9 +28,6 @@ use crate::output::report as out;
 use crate::session::context::Context;
 pub(crate) use report::MachineReport;
 use report::{DISK, Disk, MACHINE, Parts, TABLE, WRITABLE, sectors};
-
-/// Mode bit of files in the store that are not synced yet.
-const UNSYNCED: u32 = 0o1000;
 
 /// Options of containers, which `--vm` refuses. `domain` and `mount_service` are not among them, because clap takes
 /// their environment variables for options.
@@ -115,9 +112,11 @@ pub(super) fn bundle(context: &Context, args: &MachineRequest<'_>) -> anyhow::Re
             args.image
         );
     }
+    // A name outside of the store is not known to it, so the data must be durable before.
+    store.settle()?;
     let was_there = std::fs::symlink_metadata(directory).is_ok();
-    let made =
-        Folder::make(directory).and_then(|folder| folder.fill(context, &store, image, &writable));
+    let made = Folder::make(context, directory)
+        .and_then(|folder| folder.fill(context, &store, image, &writable));
     if made.is_err() && !was_there {
         let _removed = std::fs::remove_dir(directory);
     }
@@ -197,8 +196,9 @@ impl Drop for Folder<'_> {
 }
 
 impl<'a> Folder<'a> {
-    /// Opens the directory, and makes it if it does not exist. Only its owner can access a new one.
-    fn make(path: &'a Path) -> anyhow::Result<Self> {
+    /// Opens the directory, and makes it if it does not exist. Only its owner can access it: the store has closed
+    /// directories above the same files, and a person who can replace `disk.vmdk` chooses files that a guest reads.
+    fn make(context: &Context, path: &'a Path) -> anyhow::Result<Self> {
         let failed = || format!("cannot make \"{}\"", path.display());
         if let Some(parent) = path.parent() {
             std::fs::create_dir_all(parent).with_context(failed)?;
@@ -209,6 +209,23 @@ impl<'a> Folder<'a> {
         }
         let file =
             File::open(path).with_context(|| format!("cannot open \"{}\"", path.display()))?;
+        let found = file.metadata().with_context(failed)?;
+        if found.uid() != context.who().user {
+            bail!(
+                "\"{}\" belongs to user {}, who could replace the disks: use a directory that \
+                belongs to you, or one that does not exist yet",
+                path.display(),
+                found.uid()
+            );
+        }
+        if found.mode() & 0o077 != 0 {
+            file.set_permissions(std::fs::Permissions::from_mode(0o700))
+                .with_context(|| format!("cannot change the mode of \"{}\"", path.display()))?;
+            context.remark(&format!(
+                "set the mode of \"{}\" to 0700, because the files of the store are readable in it",
+                path.display()
+            ));
+        }
         let absolute = std::fs::canonicalize(path).with_context(failed)?;
         let absolute = absolute
             .into_os_string()
@@ -225,16 +242,7 @@ impl<'a> Folder<'a> {
         image: &OpenImage,
         writable: &WritableDisk,
     ) -> anyhow::Result<MachineReport> {
-        let name = "image.erofs";
-        self.link(image.image.fd(), name)?;
-        let first = Disk { file: name.to_owned(), device: None, bytes: image.image.size() };
-        let mut disks = vec![first];
-        for (number, device) in (1..).zip(&image.devices) {
-            let name = format!("device-{number}");
-            self.link(device.file.as_fd(), &name)?;
-            let (device, bytes) = (Some(device.id), device.bytes);
-            disks.push(Disk { file: name, device, bytes });
-        }
+        // This may take a second, and an interrupt before the first link leaves nothing.
         let writable = match writable {
             WritableDisk::None => None,
             WritableDisk::Ext4(size) => {
@@ -245,10 +253,22 @@ impl<'a> Folder<'a> {
                 let file = made.with_context(|| {
                     format!("cannot make {WRITABLE}, which --writable none leaves out")
                 })?;
+                file.sync_all().with_context(|| format!("cannot write {WRITABLE}"))?;
+                let bytes = file.metadata()?.len();
                 self.link(file.as_fd(), WRITABLE)?;
-                Some(size.get() & !4095)
+                Some(bytes)
             }
         };
+        let name = "image.erofs";
+        self.link(image.image.fd(), name)?;
+        let first = Disk { file: name.to_owned(), device: None, bytes: image.image.size() };
+        let mut disks = vec![first];
+        for (number, device) in (1..).zip(&image.devices) {
+            let name = format!("device-{number}");
+            self.link(device.file.as_fd(), &name)?;
+            let (device, bytes) = (Some(device.id), device.bytes);
+            disks.push(Disk { file: name, device, bytes });
+        }
         let is_one_disk = is_one_disk(image)?;
         let parts = Parts {
             image: image.id,
@@ -262,8 +282,12 @@ impl<'a> Folder<'a> {
         if is_one_disk {
             self.write(DISK, &parts.vmdk())?;
         }
-        self.write(TABLE, &parts.table())?;
+        if is_one_disk {
+            self.write(TABLE, &parts.table())?;
+        }
         self.write(MACHINE, &(serde_json::to_string_pretty(&report)? + "\n"))?;
+        let synced = self.file.sync_all();
+        synced.with_context(|| format!("cannot sync \"{}\"", self.path.display()))?;
         self.made.borrow_mut().clear();
         Ok(report)
     }
@@ -275,22 +299,15 @@ impl<'a> Folder<'a> {
     /// Gives an open file a name in the directory.
     fn link(&self, file: BorrowedFd<'_>, name: &str) -> anyhow::Result<()> {
         let failed = || format!("cannot make \"{}\"", self.path_of(name).display());
-        let file = File::from(file.try_clone_to_owned().with_context(failed)?);
-        let stat = file.metadata().with_context(failed)?;
-        if stat.mode() & UNSYNCED != 0 {
-            // The store makes up for a crash before its sync, but it does not know this name.
-            file.sync_data().with_context(failed)?;
-        }
-        match link(file.as_fd(), self.file.as_fd(), name) {
+        match link(file, self.file.as_fd(), name) {
             Ok(NameOutcome::Now) => {
                 self.made.borrow_mut().push(name.to_owned());
                 Ok(())
             }
             Ok(NameOutcome::Taken) => Err(Errno::EXIST).with_context(failed),
             Err(Errno::XDEV) => bail!(
-                "\"{}\" is on another file system than the store, but its files are hard links of \
-                the store's: choose a directory on that file system, such as beside the store, or \
-                copy the image with `quire export NAME erofs:FILE`",
+                "\"{}\" is on another file system, mount or subvolume than the store, but its files \
+                are hard links of the store's: choose a directory beside the store, or copy the image with `quire export NAME erofs:FILE`",
                 self.path.display()
             ),
             Err(Errno::PERM) => Err(Errno::PERM).with_context(|| {
@@ -310,7 +327,8 @@ impl<'a> Folder<'a> {
         let mode = Mode::from_raw_mode(0o644);
         let file = rustix::fs::openat(&self.file, name, flags, mode).with_context(failed)?;
         self.made.borrow_mut().push(name.to_owned());
-        File::from(file).write_all(text.as_bytes()).with_context(failed)
+        let mut file = File::from(file);
+        file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).with_context(failed)
     }
 }
 

@@ -1,7 +1,7 @@
 //! `bundle --vm`: disks for virtual machines that are hard links of the store's files.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::Command;
 
@@ -234,10 +234,36 @@ fn what_cannot_be_a_disk_is_refused() {
     assert!(!place.path("refused").exists());
 }
 
+/// A person who can write to the directory could replace a disk by any file of the host, and one who can enter it reads
+/// the files of the store.
+#[test]
+fn a_directory_of_others_or_open_to_them() {
+    let place = place();
+    let open = place.path("open");
+    std::fs::create_dir(&open).unwrap();
+    std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let ran = place.run("bundle --vm open --writable none a");
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!(ran.err.contains("set the mode of"), "{}", ran.err);
+    assert_eq!(open.metadata().unwrap().mode() & 0o7777, 0o700);
+    if !is_root() {
+        testing::skipped("only root can give a directory to another user");
+        return;
+    }
+    let theirs = place.path("theirs");
+    std::fs::create_dir(&theirs).unwrap();
+    std::os::unix::fs::chown(&theirs, Some(1234), None).unwrap();
+    let ran = place.run("bundle --vm theirs a");
+    assert_eq!(ran.code, Some(2), "{}", ran.err);
+    assert!(ran.err.contains("belongs to user 1234"), "{}", ran.err);
+    assert_eq!(std::fs::read_dir(&theirs).unwrap().count(), 0);
+}
+
 #[test]
 fn another_file_system_is_refused_with_the_way_out() {
     let place = place();
     if !is_root() {
+        testing::skipped("only root can mount a file system");
         return;
     }
     let at = place.path("memory");
@@ -247,7 +273,7 @@ fn another_file_system_is_refused_with_the_way_out() {
     let _guard = Unmount(at.clone());
     assert!(is_memory(&at));
     let ran = place.run("bundle --vm memory/vm a");
-    let way_out = "choose a directory on that file system";
+    let way_out = "choose a directory beside the store";
     assert!(ran.code == Some(2) && ran.err.contains(way_out), "{}", ran.err);
     assert!(!at.join("vm").exists());
 }

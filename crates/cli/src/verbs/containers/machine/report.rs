@@ -144,8 +144,8 @@ pub(crate) struct MachineReport {
     bytes: Bytes,
     /// File that shows them as one disk. Null if the image has no addresses for this.
     pub(super) vmdk: Option<String>,
-    /// File with a table for `dmsetup`, which joins the disks in a guest.
-    table: String,
+    /// File with a table for `dmsetup`, which joins the disks in a guest. Null if there is no VMDK.
+    table: Option<String>,
     /// File with an ext4 for changes. Null with `--writable none`.
     writable: Option<String>,
     /// Size of the ext4. Null with `--writable none`.
@@ -154,16 +154,13 @@ pub(crate) struct MachineReport {
     mount_options: String,
     /// Kernel command line for a guest with the VMDK as its first disk. Null if there is no VMDK.
     command_line: Option<String>,
-    /// Kernel command line for a guest with one disk for each file.
+    /// Kernel command line for a guest with one disk for each file. Its initramfs must mount the root, because the
+    /// kernel itself does not find `device=`.
     command_line_of_disks: String,
     /// Arguments of QEMU with the VMDK. Null if there is no VMDK.
     qemu: Option<Vec<String>>,
     /// Arguments of QEMU with one disk for each file.
     qemu_disks: Vec<String>,
-    /// Arguments of `cloud-hypervisor --disk` with one disk for each file.
-    cloud_hypervisor_disks: Vec<String>,
-    /// The list `drives` of Firecracker's configuration, with one disk for each file.
-    firecracker_drives: Vec<DriveReport>,
 }
 
 #[derive(Serialize)]
@@ -178,20 +175,6 @@ pub(crate) struct DiskReport {
     bytes: Bytes,
 }
 
-// Source of the field names: Firecracker's API, `src/firecracker/swagger/firecracker.yaml`, `Drive`.
-#[derive(Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(crate) struct DriveReport {
-    /// Name of the drive.
-    drive_id: String,
-    /// Absolute path of the file.
-    path_on_host: String,
-    /// Always false, because the kernel command line has the root.
-    is_root_device: bool,
-    /// Whether the guest cannot write.
-    is_read_only: bool,
-}
-
 impl MachineReport {
     pub(super) fn new(parts: &Parts<'_>) -> Self {
         let disks = parts.disks.iter().map(|it| DiskReport {
@@ -202,19 +185,6 @@ impl MachineReport {
         let files: Vec<_> = parts.disks.iter().map(|it| it.file.as_str()).collect();
         let raw: Vec<_> = files.iter().map(|it| (*it, "raw")).collect();
         let (one, many) = ("root=/dev/vda rootfstype=erofs ro", parts.command_line());
-        let all = files.iter().map(|it| (*it, true));
-        let all: Vec<_> = all.chain(parts.writable.map(|_| (WRITABLE, false))).collect();
-        let cloud_hypervisor = all.iter().map(|(file, is_read_only)| {
-            let read_only = if *is_read_only { ",readonly=on" } else { "" };
-            format!("path={}{read_only}", parts.path(file))
-        });
-        let firecracker = all.iter().map(|(file, is_read_only)| DriveReport {
-            // Firecracker takes letters, digits and underscores.
-            drive_id: file.replace(['.', '-'], "_"),
-            path_on_host: parts.path(file),
-            is_root_device: false,
-            is_read_only: *is_read_only,
-        });
         Self {
             image: parts.image.to_string(),
             form: parts.form.to_string(),
@@ -222,7 +192,7 @@ impl MachineReport {
             disks: disks.collect(),
             bytes: Bytes(parts.bytes()),
             vmdk: parts.is_one_disk.then(|| DISK.to_owned()),
-            table: TABLE.to_owned(),
+            table: parts.is_one_disk.then(|| TABLE.to_owned()),
             writable: parts.writable.map(|_| WRITABLE.to_owned()),
             writable_bytes: parts.writable.map(Bytes),
             mount_options: parts.mount_options(),
@@ -230,8 +200,6 @@ impl MachineReport {
             qemu: parts.is_one_disk.then(|| parts.qemu(&[(DISK, "vmdk")], one)),
             qemu_disks: parts.qemu(&raw, &many),
             command_line_of_disks: many,
-            cloud_hypervisor_disks: cloud_hypervisor.collect(),
-            firecracker_drives: firecracker.collect(),
         }
     }
 
@@ -313,8 +281,13 @@ mod tests {
         ];
         assert_eq!(report.qemu.unwrap(), expect);
         assert_eq!(report.qemu_disks.len(), 2 * 5);
-        let read_only = report.firecracker_drives.iter().map(|it| it.is_read_only);
-        assert!(read_only.eq([true, true, true, false]));
+    }
+
+    #[test]
+    fn disks_that_are_no_single_one_get_no_table() {
+        let disks = disks(2);
+        let report = MachineReport::new(&Parts { is_one_disk: false, ..parts(&disks) });
+        assert_eq!((report.table, report.vmdk, report.qemu), (None, None, None));
     }
 
     #[test]
