@@ -31,8 +31,7 @@ pub(crate) struct Show {
 impl VerbArgs for Show {
     const NAME: &'static str = "show";
     const ABOUT: &'static str = "Show the details of an image";
-    const EXAMPLES: &'static str =
-        "quire show debian\n  quire show --json debian\n  quire show erofs:debian.erofs\n  quire show --composefs-id=sha512 debian";
+    const EXAMPLES: &'static str = "quire show debian\n  quire show --json debian\n  quire show erofs:debian.erofs\n  quire show --composefs-id=sha512 debian";
     const ALIAS: Option<&'static str> = Some("inspect");
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
@@ -117,7 +116,9 @@ pub(crate) fn show(context: &Context, args: &Show) -> anyhow::Result<Answer> {
     if args.composefs_id.is_set()
         && let (None, Some(manifest)) = (&stored, &found.manifest)
     {
-        bail!("the store has no manifest {manifest}, which the id in composefs needs: run `quire fsck`");
+        bail!(
+            "the store has no manifest {manifest}, which the id in composefs needs: run `quire fsck`"
+        );
     }
     let manifest = stored.as_ref().map(StoredImage::manifest_json).transpose()?;
     let config = stored.as_ref().map(StoredImage::config_json).transpose()?;
@@ -136,12 +137,7 @@ pub(crate) fn show(context: &Context, args: &Show) -> anyhow::Result<Answer> {
         manifest_digest: found.manifest.map(|it| it.to_string()),
         manifest,
         config,
-        composefs_id: args.composefs_id.compute(
-            context,
-            &store,
-            &found.image,
-            stored.as_ref(),
-        )?,
+        composefs_id: args.composefs_id.compute(context, &store, &found.image, stored.as_ref())?,
         file: None,
     };
     report::print(context.json, &report, ShowReport::write)?;
