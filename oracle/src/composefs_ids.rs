@@ -143,10 +143,12 @@ impl Harness {
             let cfsctl = |words: &[&str]| {
                 let mut command = Command::new(&self.cfsctl);
                 command.args(["--insecure", "--hash", algorithm, "--repo"]).arg(&repository);
-                command.args(["--erofs-version", version]);
+                command.args(["--erofs-version", version]).env("RUST_BACKTRACE", "0");
                 answer(command.args(words))
             };
-            cfsctl(&["init", "--insecure"])?.map_err(|it| anyhow::anyhow!("cfsctl init: {it}"))?;
+            let name = format!("fsverity-{algorithm}-12");
+            let init = ["init", "--insecure", "--algorithm", &name, "--erofs-version", version];
+            cfsctl(&init)?.map_err(|it| anyhow::anyhow!("cfsctl init: {it}"))?;
             let pulled = cfsctl(&["oci", "pull", &source, "image"])?;
             for (tree, options) in TREES {
                 let theirs = match &pulled {

@@ -271,12 +271,18 @@ impl Draft {
         Ok(())
     }
 
-    /// Empties the directories that a boot fills: rule B1. [`relabel`](Self::relabel) must follow if the image has an
+    /// Empties the directories that a boot fills: rules B0 and B1. [`relabel`](Self::relabel) must follow if the image has an
     /// SELinux policy.
     ///
     /// # Errors
-    /// [`DraftError::Required`] if one of them is missing.
+    /// [`DraftError`] if one of them is missing, or is another type of file.
     pub fn transform_for_boot(&mut self) -> Result<(), DraftError> {
+        // composefs-rs looks for kernels and boot loader entries in these directories.
+        for directory in
+            ["boot/loader/entries", "boot/EFI/Linux", "boot/loader/addons", "usr/lib/modules"]
+        {
+            self.file(directory, "")?;
+        }
         let seconds = self.items[self.required("usr")? as usize].metadata.mtime.seconds;
         for name in ["boot", "sysroot"] {
             let at = self.required(name)?;

@@ -143,6 +143,8 @@ fn a_boot_needs_its_directories() {
         assert_eq!(directory.children().count(), 0);
         assert_eq!(directory.metadata().mtime, Timestamp { seconds: 7, nanoseconds: 8 });
     }
+    let error = draft(&["usr/lib", "boot/", "sysroot/"]).unwrap().transform_for_boot();
+    assert_eq!(error, Err(DraftError::NotDirectory("usr/lib/modules".to_owned())));
     let error = draft(&["boot/"]).unwrap().transform_for_boot().unwrap_err();
     assert_eq!(error, DraftError::Required("sysroot"));
 }

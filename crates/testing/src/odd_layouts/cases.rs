@@ -40,9 +40,15 @@ pub fn odd_layouts() -> Vec<OddLayout> {
     ];
     let made = cases.into_iter().map(|(name, layers)| OddLayout {
         name: name.to_owned(),
-        layers: layers().into_iter().map(Tar::finish).collect(),
+        layers: lowest(name).into_iter().chain(layers()).map(Tar::finish).collect(),
     });
     made.collect()
+}
+
+/// Returns a layer with the directories that a boot needs. `root` and the refused layouts do not have it.
+fn lowest(name: &str) -> Option<Tar> {
+    let has = name != "root" && !name.starts_with("refused");
+    has.then(|| tar(|it| it.dir("boot").dir("sysroot").file("boot/kernel", "k")))
 }
 
 fn tar(entries: impl FnOnce(&mut Tar) -> &mut Tar) -> Tar {

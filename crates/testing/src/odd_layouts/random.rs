@@ -54,6 +54,9 @@ pub fn random_layout(seed: u64) -> OddLayout {
     let bytes = noise(9000);
     for layer in 0..=numbers.below(3) {
         let mut tar = Tar::default();
+        if layer == 0 {
+            tar.dir_as("boot", &numbers.meta()).dir_as("sysroot", &numbers.meta());
+        }
         // Directories of the layer, which may also be made by lower layers.
         let mut directories = vec![String::new(), "usr/".to_owned()];
         tar.dir_as("usr", &Meta::mode(0o755).time(1_700_000_000 + layer as u64, 3));
