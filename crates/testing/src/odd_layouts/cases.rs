@@ -7,10 +7,13 @@ use crate::noise;
 /// A value of `security.capability`: version 2, effective, `cap_net_raw`. Source: `linux/capability.h`.
 const CAPABILITY: &[u8] = b"\x01\0\0\x02\0\x20\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 
+/// Makes the layers of a layout.
+type Layers = fn() -> Vec<Tar>;
+
 /// Returns all layouts. composefs-rs refuses those whose name begins with `refused`.
 #[must_use]
 pub fn odd_layouts() -> Vec<OddLayout> {
-    let cases: [(&str, fn() -> Vec<Tar>); 19] = [
+    let cases: [(&str, Layers); 19] = [
         ("sizes", sizes),
         ("symlinks", symlinks),
         ("whiteouts", whiteouts),

@@ -14,7 +14,7 @@ use image::tar::recipe::{ObjectPositions, RebuildError, Skeleton};
 use image::tar::{Entry, Kind, Reader, TarError};
 use image::tree::{Content, Location, Node, Tree, TreeError};
 use image::verity::{Algorithm, Hasher, ImageId, ObjectId, VerityDigest};
-use store::{BytesError, OperationError, Store, StoredLayerError};
+use store::{Store, StoredLayerError};
 
 use super::files::{self, FileContents};
 use super::{ExportError, Options};
@@ -53,8 +53,7 @@ pub enum ComposefsIdError {
     #[error("composefs-rs makes no image of layer {diff_id}")]
     Layer {
         diff_id: Digest,
-        #[source]
-        source: DraftError,
+        source: Box<DraftError>,
     },
     /// composefs-rs makes no image.
     #[error("composefs-rs makes no image of this tree")]
@@ -64,10 +63,10 @@ pub enum ComposefsIdError {
     Sparse { diff_id: Digest, path: Vec<u8> },
     /// The entries of a layer cannot be read.
     #[error("cannot read the entries of layer {diff_id}")]
-    Entries { diff_id: Digest, source: TarError },
+    Entries { diff_id: Digest, source: Box<TarError> },
     /// The store's record of a layer cannot be read.
     #[error("cannot read layer {diff_id}")]
-    Recipe { diff_id: Digest, source: RebuildError },
+    Recipe { diff_id: Digest, source: Box<RebuildError> },
     /// The store's record of a layer cannot be read.
     #[error("cannot read layer {diff_id}")]
     Stored { diff_id: Digest, source: Box<StoredLayerError> },
@@ -83,6 +82,16 @@ pub enum ComposefsIdError {
     Tree(#[from] TreeError),
     #[error("cannot make the image")]
     Image(#[source] Box<ErofsWriteError>),
+}
+
+impl ComposefsIdError {
+    fn layer(diff_id: Digest, source: DraftError) -> Self {
+        Self::Layer { diff_id, source: Box::new(source) }
+    }
+
+    fn entries(diff_id: Digest, source: TarError) -> Self {
+        Self::Entries { diff_id, source: Box::new(source) }
+    }
 }
 
 /// Computes the id of an image of the store. `documents` are the image's manifest and config, if it has any: then its
@@ -198,7 +207,7 @@ fn layer(
 ) -> Result<(), ComposefsIdError> {
     let diff_id = *diff_id;
     let stored = |source| ComposefsIdError::Stored { diff_id, source: Box::new(source) };
-    let rebuilt = |source| ComposefsIdError::Recipe { diff_id, source };
+    let rebuilt = |source| ComposefsIdError::Recipe { diff_id, source: Box::new(source) };
     let found = store.layers.open(&diff_id).map_err(stored)?;
     let found = found.ok_or(ExportError::Absent(diff_id))?;
     let skeleton = Skeleton::with_positions(found.recipe().map_err(stored)?);
@@ -208,7 +217,7 @@ fn layer(
     loop {
         options.go_on()?;
         let next = reader.next_entry();
-        let next = next.map_err(|source| ComposefsIdError::Entries { diff_id, source })?;
+        let next = next.map_err(|source| ComposefsIdError::entries(diff_id, source))?;
         // The object is known only after the entry's content was passed.
         if let Some((position, file)) = last.take() {
             let object = object_at(&places, position);
@@ -238,14 +247,14 @@ fn add<R: io::Read>(
     let node = match entry.kind {
         Kind::Hardlink(target) => {
             let linked = draft.link(entry.path, target);
-            linked.map_err(|source| ComposefsIdError::Layer { diff_id, source })?;
+            linked.map_err(|source| ComposefsIdError::layer(diff_id, source))?;
             return Ok(None);
         }
         Kind::Regular if entry.size <= INLINE_MAX => {
             let mut buffer = [0; 64];
             loop {
                 let read = entry.content.read(&mut buffer);
-                match read.map_err(|source| ComposefsIdError::Entries { diff_id, source })? {
+                match read.map_err(|source| ComposefsIdError::entries(diff_id, source))? {
                     0 => break,
                     count => bytes.extend_from_slice(&buffer[..count]),
                 }
@@ -263,7 +272,7 @@ fn add<R: io::Read>(
         Kind::Directory => Node::Directory,
     };
     let added = draft.entry(entry.path, &entry.metadata, entry.xattrs.clone(), node);
-    added.map_err(|source| ComposefsIdError::Layer { diff_id, source })
+    added.map_err(|source| ComposefsIdError::layer(diff_id, source))
 }
 
 /// Returns the object at `position` of a tar, and drops those before it.

@@ -1,5 +1,7 @@
 //! `show --composefs-id`: the ids that other programs seal.
 
+use std::process::Command;
+
 use testing::odd_layouts::odd_layouts;
 
 use crate::Place;
@@ -47,6 +49,15 @@ fn ids_are_those_of_composefs_rs() {
     assert_eq!(lines.next(), None);
 }
 
+/// Runs a tool of composefs, and returns its output.
+fn composefs(place: &Place, line: &str) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_quire"));
+    command.arg("composefs").args(line.split(' ')).current_dir(place.path(""));
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
 /// Without composefs-rs's changes, the id is that of the file that `mkcomposefs --min-version=1` writes.
 #[test]
 fn unchanged_ids_are_those_of_mkcomposefs() {
@@ -56,8 +67,8 @@ fn unchanged_ids_are_those_of_mkcomposefs() {
         layout.write(&place.path(name));
         place.out(&format!("import --form objects oci:{name}:latest {name}"));
         std::fs::write(place.path("dump"), place.out(&format!("dump {name}"))).unwrap();
-        place.out("composefs mkcomposefs --min-version=1 --from-file dump image.cfs");
-        let measured = place.out("composefs composefs-info measure-file image.cfs");
+        composefs(&place, "mkcomposefs --min-version=1 --from-file dump image.cfs");
+        let measured = composefs(&place, "composefs-info measure-file image.cfs");
         let id = place.out(&format!("show --composefs-id=sha256 --unchanged {name}"));
         assert_eq!(id, measured, "{name}");
     }
