@@ -247,7 +247,7 @@ fn selinux() -> Vec<Tar> {
         /usr/link.*\t-l\tsystem_u:object_r:link_t:s0\n\
         /proc(/.*)?\t<<none>>\n\
         \n\
-        /home/[^/]+(/.*)?\tsystem_u:object_r:user_home_t:s0\n";
+        /people/[^/]+(/.*)?\tsystem_u:object_r:user_home_t:s0\n";
     let shared = noise(100);
     vec![tar(|it| {
         it.dir("usr").dir("usr/bin").dir("usr/bin/abc.d").dir("usr/lib").dir("usr/lib64");
@@ -269,11 +269,11 @@ fn selinux() -> Vec<Tar> {
         );
         it.file(
             format!("{files}/file_contexts.homedirs"),
-            "/home\t-d\tsystem_u:object_r:home_root_t:s0\n",
+            "/people\t-d\tsystem_u:object_r:home_root_t:s0\n",
         );
         it.file(
             format!("{files}/file_contexts.subs"),
-            "/lib64 /usr/lib64\n# no\n/srv/home /home\n",
+            "/lib64 /usr/lib64\n# no\n/srv/people /people\n",
         );
         it.file(format!("{files}/file_contexts.subs_dist"), "/sbin /usr/bin\n");
         it.file("usr/bin/sh", &shared)
@@ -281,8 +281,11 @@ fn selinux() -> Vec<Tar> {
             .link("usr/bin/bash", "usr/bin/sh");
         it.link("usr/share", "usr/bin/sh").link("usr/other", "usr/bin/sh");
         it.dir("lib64").file("lib64/libc", &shared).dir("sbin").file("sbin/init", &shared);
-        it.dir("home").dir("home/me").file("home/me/a", "a").dir("srv").dir("srv/home");
-        it.dir("srv/home/me").file("srv/home/me/a", "b").file("usr/local", "l").file("proc/a", "");
+        it.dir("people").dir("people/me").file("people/me/a", "a").dir("srv").dir("srv/people");
+        it.dir("srv/people/me")
+            .file("srv/people/me/a", "b")
+            .file("usr/local", "l")
+            .file("proc/a", "");
         it.symlink("usr/linked", "bin").file(b"usr/bin/new\nline", "").file(b"usr/bin/\xff", "");
         it.special("dev/null", b'3', &Meta::mode(0o666), (1, 3));
         it.special("dev/sda", b'4', &Meta::mode(0o600), (8, 0));

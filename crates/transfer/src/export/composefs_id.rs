@@ -51,10 +51,7 @@ pub enum ComposefsIdError {
     Export(#[from] ExportError),
     /// composefs-rs makes no image.
     #[error("composefs-rs makes no image of layer {diff_id}")]
-    Layer {
-        diff_id: Digest,
-        source: Box<DraftError>,
-    },
+    Layer { diff_id: Digest, source: Box<DraftError> },
     /// composefs-rs makes no image.
     #[error("composefs-rs makes no image of this tree")]
     Draft(#[source] DraftError),

@@ -2,7 +2,6 @@
 
 pub(crate) mod build;
 pub(crate) mod cat;
-mod composefs_id;
 pub(crate) mod convert;
 pub(crate) mod diff;
 pub(crate) mod dump;

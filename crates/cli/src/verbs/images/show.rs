@@ -1,5 +1,7 @@
 //! `show`: prints the details of an image.
 
+mod composefs_id;
+
 use std::ffi::OsStr;
 use std::io::{self, Write};
 
@@ -11,13 +13,14 @@ use store::Form;
 use transfer::import::{ErofsFile, Limits, image_of};
 use transfer::{StoredError, StoredImage};
 
+use self::composefs_id::ComposefsIdOptions;
+
 use crate::Answer;
 use crate::output::report::{self, Bytes};
 use crate::session::context::Context;
 use crate::session::resources::without_store;
 use crate::session::target::{erofs_file, read_names};
 use crate::verbs::VerbArgs;
-use crate::verbs::images::composefs_id::ComposefsIdOptions;
 use crate::verbs::images::images::tell_bad;
 
 #[derive(Debug, Args)]
