@@ -21,7 +21,7 @@ pub(super) struct Args {
     /// Number of random images
     #[arg(long, default_value_t = 100)]
     count: u64,
-    /// Of the real images, compare only the smallest one
+    /// Compare only the smallest one of the real images
     #[arg(long)]
     short: bool,
     /// Also compare the images of these OCI layouts, each as DIR or DIR:TAG; by default those of the cache

@@ -87,7 +87,7 @@ fn symlinks() -> Vec<Tar> {
     vec![tar]
 }
 
-/// Whiteouts, also of entries of their own layer, before and after these entries.
+/// Whiteouts, also of entries of the same layer, before and after these entries.
 fn whiteouts() -> Vec<Tar> {
     let lower = tar(|it| {
         it.dir("usr").dir("etc").dir("opaque").dir("opaque/sub").dir("late");
@@ -206,7 +206,7 @@ fn names() -> Vec<Tar> {
     vec![tar]
 }
 
-/// Entries that replace others, of lower layers and of their own.
+/// Entries that replace others, of lower layers and of the same layer.
 fn replaced() -> Vec<Tar> {
     let lower = tar(|it| {
         it.dir("usr").dir("dir").file("dir/a", "a").file("file", "f").symlink("link", "dir");
