@@ -240,7 +240,9 @@ impl Context {
             (create, _) => create,
         };
         let store = Store::open(&directory, self.who, OpenOptions { create, sealing, ..options })?;
-        if let Some(asked) = self.object_hash.filter(|asked| *asked != store.algorithm()) {
+        // Commands that make no store work with any, also if the environment has a wish for new ones.
+        let may_make = options.create != Create::Never;
+        if let Some(asked) = self.object_hash.filter(|it| may_make && *it != store.algorithm()) {
             anyhow::bail!(
                 "the store in {} names its objects by {}, not {asked}: leave out --object-hash, or choose another \
                 --store",

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use crate::erofs::read::PATH_MAX;
 use regex_automata::hybrid::dfa::{Cache, DFA};
 use regex_automata::nfa::thompson;
 use regex_automata::util::syntax;
@@ -15,7 +16,9 @@ pub const POLICY_MAX: u64 = 8 << 20;
 const NFA_MAX: usize = 48 << 20;
 const STATES_MAX: usize = 32 << 20;
 /// How often the states may be dropped before a policy is refused. This bounds the time that a hostile policy takes.
-const DROPS_MAX: usize = 1000;
+const DROPS_MAX: usize = 100;
+/// Maximum number of patterns. Policies of distributions have some thousands.
+const PATTERNS_MAX: usize = 100_000;
 
 /// The reason why the labels of a policy are unknown.
 #[derive(Debug, thiserror::Error)]
@@ -116,6 +119,9 @@ impl Policy {
                 if words.next().is_some() {
                     return Err(wrong());
                 }
+                if patterns.len() == PATTERNS_MAX {
+                    return Err(LabelError::TooLarge);
+                }
                 patterns.push(format!("^({pattern}){letter}$"));
                 label_of.push(if label == "<<none>>" {
                     None
@@ -139,6 +145,10 @@ impl Policy {
                 let to = words.next().ok_or_else(wrong)?;
                 if words.next().is_some() {
                     return Err(wrong());
+                }
+                // Each path below `from` is changed, so a long target would take much time.
+                if to.len() > PATH_MAX {
+                    return Err(LabelError::TooLarge);
                 }
                 substitutes.insert(from.as_bytes().to_vec(), to.as_bytes().to_vec());
             }

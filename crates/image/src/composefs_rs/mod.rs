@@ -62,6 +62,9 @@ pub enum DraftError {
     /// A file of the SELinux policy is not a regular file.
     #[error("/{0} is not a regular file, and composefs-rs refuses such images")]
     NotRegular(String),
+    /// A time is before 1970. composefs-rs reads such times as very late ones, or refuses them.
+    #[error("\"{}\" has a time before 1970, which composefs-rs does not read as such", .0.escape_ascii())]
+    Time(Vec<u8>),
     /// The entries are more than 2^32.
     #[error("the layers have more than 2^32 entries")]
     TooLarge,
@@ -167,7 +170,8 @@ impl Draft {
         Ok(draft)
     }
 
-    /// Adds an entry of a layer; paths are normalised, as [`Reader`](crate::tar::Reader) does. Returns the file if it is external and in the tree. Rules L1 to L5.
+    /// Adds an entry of a layer; paths are normalised, as [`Reader`](crate::tar::Reader) does. Returns the file if it is
+    /// external and in the tree. Rules L1 to L5.
     ///
     /// # Errors
     /// [`DraftError`] if composefs-rs refuses the entry.
@@ -182,6 +186,9 @@ impl Draft {
             // The metadata of the root come from /usr.
             return Ok(None);
         };
+        if metadata.mtime.seconds < 0 {
+            return Err(DraftError::Time(path.to_vec()));
+        }
         let parent = self.parent(path)?;
         if self.hide(parent, name) {
             return Ok(None);
