@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 
-use crate::erofs::read::PATH_MAX;
 use regex_automata::hybrid::dfa::{Cache, DFA};
 use regex_automata::nfa::thompson;
 use regex_automata::util::syntax;
 use regex_automata::{Anchored, Input};
+
+use crate::erofs::read::PATH_MAX;
 
 /// Maximum length in bytes of a file of a policy. Fedora's longest one has 0.5 MiB.
 pub const POLICY_MAX: u64 = 8 << 20;
