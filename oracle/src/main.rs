@@ -3,6 +3,7 @@
 //! `cargo xtask oracle` builds this program and calls it.
 #![forbid(unsafe_code)]
 
+mod composefs_ids;
 mod generate;
 mod messages;
 mod mkcomposefs;
@@ -20,6 +21,8 @@ use clap::Parser;
 enum Oracle {
     /// Compare `mkcomposefs --from-file` and `composefs-info` with the C tools of Debian sid
     Mkcomposefs(mkcomposefs::Args),
+    /// Compare the ids of `quire show --composefs-id` with those of composefs-rs's `cfsctl`
+    ComposefsIds(composefs_ids::Args),
     /// Compare the code for containerd's messages with the output of its generators for the `.proto` files
     Messages(messages::Args),
     /// Print the dump of one seed
@@ -32,6 +35,7 @@ enum Oracle {
 fn main() -> ExitCode {
     let result = match Oracle::parse() {
         Oracle::Mkcomposefs(args) => mkcomposefs::run(&args),
+        Oracle::ComposefsIds(args) => composefs_ids::run(&args),
         Oracle::Messages(args) => messages::run(&args),
         Oracle::Dump { seed } => mkcomposefs::print(seed),
     };

@@ -380,6 +380,8 @@ fn jobs(rounds: Rounds) -> Vec<Job> {
     let words = &["mkcomposefs", "--count=200"];
     let oracle = Job::new("oracle", "oracle", move || programs::tier("oracle", words));
     jobs.push(oracle.needs("sid"));
+    let words = &["composefs-ids", "--count=20", "--short"];
+    jobs.push(Job::new("oracle", "oracle, composefs ids", move || programs::tier("oracle", words)));
     let words = &["messages"];
     let messages = Job::new("oracle", "oracle, messages", move || programs::tier("oracle", words));
     jobs.push(messages.needs("sid"));

@@ -57,6 +57,10 @@ pub(crate) struct Global {
     /// made with `immutable` keeps that setting; `quire unseal` clears the flags
     #[arg(long, global = true, help_heading = EVERY, env = "QUIRE_SEAL", value_name = "HOW")]
     pub(crate) seal: Option<Seal>,
+    /// If this command makes the store, name its objects and images by this hash; by default sha256. A store with
+    /// sha512 has images of the form `objects` only
+    #[arg(long, global = true, help_heading = EVERY, env = "QUIRE_OBJECT_HASH", value_name = "HASH")]
+    pub(crate) object_hash: Option<ObjectHash>,
     /// Print JSON for programs; docs/json.md has its fields
     #[arg(long, global = true, help_heading = EVERY)]
     pub(crate) json: bool,
@@ -78,6 +82,15 @@ pub(crate) enum Seal {
     Verity,
     /// fs-verity, else the immutable flag where the user may set it; `rm -r` of the store then fails
     Immutable,
+}
+
+/// The hash of a store, which names its objects and images.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ObjectHash {
+    /// SHA-256
+    Sha256,
+    /// SHA-512
+    Sha512,
 }
 
 // How an image's data is stored.

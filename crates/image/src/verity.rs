@@ -19,7 +19,7 @@ pub const BLOCK_SIZE: usize = 4096;
 /// The hash algorithm of a store, for all of its objects and images.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Algorithm {
-    /// SHA-256, 32 bytes: the default, and the only algorithm that composefs images can refer to.
+    /// SHA-256, 32 bytes: the default, and the only algorithm of devices.
     #[default]
     Sha256,
     /// SHA-512, 64 bytes.

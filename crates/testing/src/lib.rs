@@ -14,6 +14,7 @@ pub mod fake;
 #[cfg(target_arch = "x86_64")]
 pub mod faults;
 pub mod images;
+pub mod odd_layouts;
 mod programs;
 mod rounds;
 pub mod trees;

@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use image::verity::Algorithm;
 use kernel::features::Can;
 use kernel::mount::OVERLAY_VERITY;
 use kernel::process::{UserNamespace, Who};
@@ -17,7 +18,7 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use transfer::export::ExportError;
 
-use crate::args::{Global, Seal};
+use crate::args::{Global, ObjectHash, Seal};
 use crate::output::progress::{Progress, Shown};
 use crate::output::report;
 use crate::session::accounts::accounts;
@@ -34,6 +35,7 @@ pub(crate) struct Context {
     who: Who,
     outside: Who,
     sealing: Option<Sealing>,
+    object_hash: Option<Algorithm>,
     pub(crate) json: bool,
     /// Print no progress and no remarks, and only ids in lists.
     pub(crate) quiet: bool,
@@ -168,6 +170,10 @@ impl Context {
             who,
             outside,
             sealing,
+            object_hash: global.object_hash.map(|hash| match hash {
+                ObjectHash::Sha256 => Algorithm::Sha256,
+                ObjectHash::Sha512 => Algorithm::Sha512,
+            }),
             json: global.json,
             quiet: global.quiet,
             no_progress: global.no_progress,
@@ -229,7 +235,21 @@ impl Context {
         let sealing = self.sealing.or(options.sealing);
         let directory = self.store_directory()?;
         let is_new = options.create != Create::Never && !directory.join("meta").exists();
-        let store = Store::open(&directory, self.who, OpenOptions { sealing, ..options })?;
+        let create = match (options.create, self.object_hash) {
+            (Create::IfAbsent(_), Some(algorithm)) => Create::IfAbsent(algorithm),
+            (create, _) => create,
+        };
+        let store = Store::open(&directory, self.who, OpenOptions { create, sealing, ..options })?;
+        // Commands that make no store work with any, also if the environment has a wish for new ones.
+        let may_make = options.create != Create::Never;
+        if let Some(asked) = self.object_hash.filter(|it| may_make && *it != store.algorithm()) {
+            anyhow::bail!(
+                "the store in {} names its objects by {}, not {asked}: leave out --object-hash, or choose another \
+                --store",
+                directory.display(),
+                store.algorithm()
+            );
+        }
         if is_new {
             self.tell_who_checks(&directory);
         }

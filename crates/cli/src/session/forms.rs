@@ -4,13 +4,20 @@ use std::fs::File;
 use std::os::fd::{AsFd as _, BorrowedFd};
 
 use anyhow::Context as _;
+use image::verity::Algorithm;
 use kernel::features::{Can, direct_io, page_sharing};
 use store::{Form, Store};
 
 use crate::args::{FormChoice, FormOptions};
 
-/// Returns the form that `auto` chooses for a store in this directory, and the reason.
-pub(crate) fn auto(directory: BorrowedFd<'_>) -> (Form, &'static str) {
+/// Returns the form that `auto` chooses for a store, which may not be made yet, in this directory, and the reason.
+pub(crate) fn auto(directory: BorrowedFd<'_>, store: Option<&Store>) -> (Form, &'static str) {
+    if store.is_some_and(|store| store.algorithm() != Algorithm::Sha256) {
+        return (
+            Form::Objects,
+            "this store names its objects by SHA-512, and the other forms need SHA-256",
+        );
+    }
     match page_sharing().can {
         Can::Yes if direct_io(directory).can == Can::Yes => {
             (Form::Packed, "this kernel keeps only one copy of equal files of all images in memory")
@@ -42,7 +49,7 @@ pub(crate) fn choose_again(
             None => {
                 let directory = File::open(store.path())
                     .with_context(|| format!("cannot open {}", store.path().display()))?;
-                auto(directory.as_fd()).0
+                auto(directory.as_fd(), Some(store)).0
             }
         },
         FormChoice::Objects => Form::Objects,

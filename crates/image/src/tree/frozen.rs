@@ -2,7 +2,11 @@
 
 use super::intern::{StringId, Strings};
 use super::raw::{IMPLICIT, Kind, NO_OWNER, RawEntry, RawInode, STATED_LARGE};
-use super::{Content, InodeId, Location, Metadata, Node, Timestamp, XattrsId, components};
+use super::{
+    Content, InodeId, Location, Metadata, Node, Timestamp, TreeError, XattrsId, components,
+};
+use hashbrown::HashMap;
+
 use crate::verity::ObjectId;
 
 /// An immutable tree, whose children are in byte order and whose inodes are each owned by one name.
@@ -51,6 +55,37 @@ impl Tree {
     /// Returns the bytes of an object id or of a location's path.
     pub(crate) fn string(&self, id: StringId) -> &[u8] {
         self.strings.get(id.0)
+    }
+
+    /// Replaces the objects of external files, for example by the ids of the same objects with another algorithm.
+    /// Files for whose object `new` returns `None` are unchanged.
+    ///
+    /// # Errors
+    /// [`TreeError::TooLarge`] if the strings take more than 4 GiB.
+    pub fn replace_objects(
+        &mut self,
+        new: impl Fn(&ObjectId) -> Option<ObjectId>,
+    ) -> Result<(), TreeError> {
+        // Equal ids keep equal numbers, because the writer compares numbers.
+        let mut replaced: HashMap<u32, u32> = HashMap::new();
+        for at in 0..self.inodes.len() {
+            let RawInode { kind, first, .. } = self.inodes[at];
+            if !matches!(kind, Kind::External | Kind::ExternalOfObject) {
+                continue;
+            }
+            let Some(id) = self.object(first).as_ref().and_then(&new) else { continue };
+            let string = match replaced.get(&first) {
+                Some(string) => *string,
+                None => {
+                    let string = self.strings.push(id.as_bytes());
+                    let string = string.ok_or(TreeError::TooLarge("4 GiB of contents"))?;
+                    replaced.insert(first, string);
+                    string
+                }
+            };
+            self.inodes[at].first = string;
+        }
+        Ok(())
     }
 
     /// Returns the root directory.

@@ -33,6 +33,15 @@ impl Strings {
         &self.bytes[start..self.ends[at] as usize]
     }
 
+    /// Adds a string without looking for an equal one; `None` beyond 4 GiB of strings or 2^32 strings.
+    pub(super) fn push(&mut self, bytes: &[u8]) -> Option<u32> {
+        let id = u32::try_from(self.ends.len()).ok()?;
+        let end = u32::try_from(self.bytes.len() + bytes.len()).ok()?;
+        self.bytes.extend_from_slice(bytes);
+        self.ends.push(end);
+        Some(id)
+    }
+
     /// Returns one more than the largest number.
     pub(super) fn bound(&self) -> usize {
         self.ends.len()

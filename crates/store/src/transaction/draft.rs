@@ -16,7 +16,9 @@ pub enum DraftError {
     #[error(transparent)]
     Failed(#[from] OperationError),
     /// The store uses another hash. An image's device table has room only for a SHA-256 digest.
-    #[error("stores with the hash {0} cannot have devices: make a store with sha256")]
+    #[error(
+        "this store names its objects by {0}, but devices need sha256: use --form objects, or another store"
+    )]
     NoDevices(Algorithm),
     /// A tar device without a layer, or a packed device with one.
     #[error("cannot finish a device: {}", match .kind {

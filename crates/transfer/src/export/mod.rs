@@ -9,6 +9,7 @@
 //! returns an error if the digest is wrong. Memory is bounded for images of any size.
 
 mod archive;
+mod composefs_id;
 mod compress;
 mod copy_error;
 #[cfg(feature = "disk")]
@@ -28,6 +29,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use archive::{ArchiveReport, to_docker_archive};
+pub use composefs_id::{ComposefsIdError, IdFormat, SealedTree, composefs_id};
 pub use compress::{Encoding, PackedLayer, pack};
 pub use copy_error::CopyError;
 #[cfg(feature = "disk")]

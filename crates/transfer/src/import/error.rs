@@ -50,9 +50,11 @@ pub enum LayersMismatch {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportError {
-    /// The store's algorithm cannot name objects in composefs images.
-    #[error("composefs images need sha256, but this store names its objects by {0}")]
-    Algorithm(Algorithm),
+    /// Images of the form have devices, which the store's algorithm cannot name.
+    #[error(
+        "images of the form {0} need sha256, but this store names its objects by {1}: use --form objects"
+    )]
+    Algorithm(Form, Algorithm),
     /// Only layers that are kept as tars can have an index.
     #[error(
         "layers of images of the form {0} have no index: use --form tar with --index, or leave \

@@ -230,8 +230,8 @@ impl<'a> ImportRun<'a> {
         environment: &ImportContext<'a>,
         options: &ImportOptions<'a>,
     ) -> Result<Self, ImportError> {
-        if store.algorithm() != Algorithm::Sha256 {
-            return Err(ImportError::Algorithm(store.algorithm()));
+        if store.algorithm() != Algorithm::Sha256 && options.form != Form::Objects {
+            return Err(ImportError::Algorithm(options.form, store.algorithm()));
         }
         if options.index && options.form != Form::Tar {
             return Err(ImportError::Index(options.form));

@@ -1,14 +1,19 @@
 //! `show`: prints the details of an image.
 
+mod composefs_id;
+
 use std::ffi::OsStr;
 use std::io::{self, Write};
 
+use anyhow::bail;
 use clap::Args;
 use serde::Serialize;
 use serde_json::Value;
 use store::Form;
 use transfer::import::{ErofsFile, Limits, image_of};
 use transfer::{StoredError, StoredImage};
+
+use self::composefs_id::ComposefsIdOptions;
 
 use crate::Answer;
 use crate::output::report::{self, Bytes};
@@ -22,13 +27,14 @@ use crate::verbs::images::images::tell_bad;
 pub(crate) struct Show {
     /// A name, an image id or its first digits (6 or more), erofs:FILE or disk:FILE
     pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) composefs_id: ComposefsIdOptions,
 }
 
 impl VerbArgs for Show {
     const NAME: &'static str = "show";
     const ABOUT: &'static str = "Show the details of an image";
-    const EXAMPLES: &'static str =
-        "quire show debian\n  quire show --json debian\n  quire show erofs:debian.erofs";
+    const EXAMPLES: &'static str = "quire show debian\n  quire show --json debian\n  quire show erofs:debian.erofs\n  quire show --composefs-id=sha512 debian";
     const ALIAS: Option<&'static str> = Some("inspect");
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
@@ -69,6 +75,8 @@ pub(crate) struct ShowReport {
     manifest: Option<Value>,
     /// The configuration, as OCI defines it. Null if the image came without one.
     config: Option<Value>,
+    /// The id in composefs that `--composefs-id` asked for. Null without that option.
+    composefs_id: Option<String>,
     /// The image file. Null for an image of the store.
     file: Option<ShownFileReport>,
 }
@@ -88,6 +96,9 @@ struct ShownFileReport {
 
 pub(crate) fn show(context: &Context, args: &Show) -> anyhow::Result<Answer> {
     if let Some(erofs) = erofs_file(context, OsStr::new(&args.name))? {
+        if args.composefs_id.is_set() {
+            bail!("--composefs-id needs an image of the store: `quire import {}` first", args.name);
+        }
         return show_file(context, &erofs);
     }
     let store = context.open_with(&args.name)?;
@@ -105,6 +116,13 @@ pub(crate) fn show(context: &Context, args: &Show) -> anyhow::Result<Answer> {
         None | Some(Err(StoredError::Absent { .. })) => None,
         Some(stored) => Some(stored?),
     };
+    if args.composefs_id.is_set()
+        && let (None, Some(manifest)) = (&stored, &found.manifest)
+    {
+        bail!(
+            "the store has no manifest {manifest}, which the id in composefs needs: run `quire fsck`"
+        );
+    }
     let manifest = stored.as_ref().map(StoredImage::manifest_json).transpose()?;
     let config = stored.as_ref().map(StoredImage::config_json).transpose()?;
     let bytes = tree.files().map(|(_, content)| content.size()).sum();
@@ -122,6 +140,7 @@ pub(crate) fn show(context: &Context, args: &Show) -> anyhow::Result<Answer> {
         manifest_digest: found.manifest.map(|it| it.to_string()),
         manifest,
         config,
+        composefs_id: args.composefs_id.compute(context, &store, &found.image, stored.as_ref())?,
         file: None,
     };
     report::print(context.json, &report, ShowReport::write)?;
@@ -148,6 +167,7 @@ fn show_file(context: &Context, erofs: &ErofsFile) -> anyhow::Result<Answer> {
         manifest_digest: None,
         manifest: None,
         config: None,
+        composefs_id: None,
         file: Some(ShownFileReport {
             block_bytes: Bytes(block),
             compression: superblock.algorithms().map(|it| it.to_string()).collect(),
@@ -161,6 +181,9 @@ fn show_file(context: &Context, erofs: &ErofsFile) -> anyhow::Result<Answer> {
 impl ShowReport {
     /// Prints the report for people.
     fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        if let Some(id) = &self.composefs_id {
+            return writeln!(out, "{id}");
+        }
         if let Some(image) = &self.image {
             writeln!(out, "image     {image}")?;
         }

@@ -49,9 +49,9 @@ pub(crate) fn doctor(context: &Context, args: &Doctor) -> anyhow::Result<Answer>
     }
     let store = context.store_directory()?;
     let directory = existing(&store);
-    let opened = std::fs::File::open(&directory)
+    let folder = std::fs::File::open(&directory)
         .with_context(|| format!("cannot open {}", directory.display()))?;
-    let features = probe(opened.as_fd(), context.who());
+    let features = probe(folder.as_fd(), context.who());
     let search = std::env::var_os("PATH").unwrap_or_default();
     let runtime = Runtime::locate(&search, None, None);
     let runtime = match &runtime {
@@ -84,7 +84,6 @@ pub(crate) fn doctor(context: &Context, args: &Doctor) -> anyhow::Result<Answer>
         _ => Err("cannot be mounted"),
     };
     let writable = crate::verbs::containers::container_options::describe_writable(context);
-    let (form, why) = crate::session::forms::auto(opened.as_fd());
     let policy = crate::session::policy::describe(context);
     #[cfg(feature = "serve")]
     let settings = crate::verbs::services::service_config::ServeFile::below(&args.root);
@@ -92,6 +91,7 @@ pub(crate) fn doctor(context: &Context, args: &Doctor) -> anyhow::Result<Answer>
     let engines = engines(args, &settings, &store);
     let root = context.who().is_host_root();
     let opened = Store::open(&store, context.who(), OpenOptions::read()).ok();
+    let (form, why) = crate::session::forms::auto(folder.as_fd(), opened.as_ref());
     let exposed = opened.as_ref().and_then(|it| it.exposure().ok()).unwrap_or_default();
     let exposed = report::texts(&exposed);
     let without_root =

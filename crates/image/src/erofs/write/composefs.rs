@@ -19,7 +19,6 @@ use crate::erofs::layout::{
     COMPOSEFS_HAS_ACL, COMPOSEFS_HEADER_VERSION, COMPOSEFS_MAGIC, RawComposefsHeader,
 };
 use crate::tree::{Content, External, Inode, InodeId, Node, Tree, XattrsId};
-use crate::verity::Algorithm;
 
 /// composefs's limit of a file's content in the image, in bytes. `LCFS_INLINE_CONTENT_MAX` in `lcfs-writer.h`.
 const INLINE_MAX: usize = 5000;
@@ -153,10 +152,6 @@ fn check_external(
 ) -> Result<(), ErofsWriteError> {
     if chunks_of(external.size).1 > CHUNKS_MAX {
         return Err(ErofsWriteError::FileTooLarge { path: inode.path(), size: external.size });
-    }
-    let digest = external.object.map(|object| tree.string(object));
-    if digest.is_some_and(|digest| digest.len() != Algorithm::Sha256.digest_len()) {
-        return Err(ErofsWriteError::ObjectAlgorithm { path: inode.path() });
     }
     // C counts separately the xattrs that it adds.
     let (metacopy, redirect) = FilePairs::for_external(external).value_lengths(tree);

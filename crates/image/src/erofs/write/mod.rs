@@ -140,15 +140,6 @@ pub enum ErofsWriteError {
         /// Length in bytes.
         size: u64,
     },
-    /// An object id is not SHA-256.
-    #[error(
-        "\"{}\" has a sha512 object id, but composefs images use only sha256",
-        path.escape_ascii()
-    )]
-    ObjectAlgorithm {
-        /// Path of the file.
-        path: Vec<u8>,
-    },
     /// An inode has more xattrs than EROFS supports.
     #[error(
         "\"{}\" has {bytes} bytes of xattrs, more than the 262148 of an inode",

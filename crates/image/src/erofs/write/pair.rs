@@ -10,6 +10,7 @@ use zerocopy::little_endian::U16;
 use crate::erofs::layout::{
     RawLongPrefix, RawXattrEntry, XATTR_FILTER_SEED, XATTR_LONG_PREFIX, XATTR_PREFIXES,
 };
+use crate::verity::{Algorithm, VerityDigest};
 
 /// The names of an overlay's xattrs. Source: Linux `Documentation/filesystems/overlayfs.rst`, "Permission model" and
 /// "Metadata only copy up".
@@ -114,7 +115,9 @@ impl Value<'_> {
             Self::Bytes(bytes) => out.extend_from_slice(bytes),
             Self::Metacopy(digest) => {
                 let len = u8::try_from(4 + digest.len()).expect("a digest has at most 64 bytes");
-                out.extend_from_slice(&[0, len, 0, 1]);
+                let sha512 = digest.len() == Algorithm::Sha512.digest_len();
+                let algorithm = if sha512 { Algorithm::Sha512 } else { Algorithm::Sha256 };
+                out.extend_from_slice(&[0, len, 0, algorithm.kernel_id()]);
                 out.extend_from_slice(digest);
             }
             Self::Object(digest) => {
@@ -179,21 +182,12 @@ pub(super) fn put_entry(name: &Name<'_>, value: Value<'_>, out: &mut Vec<u8>) {
     out.resize(out.len() + (size.next_multiple_of(4) - size), 0);
 }
 
-/// If the path is the path of an object, returns the object's SHA-256 digest.
-pub(super) fn object_of_path(path: &[u8]) -> Option<[u8; 32]> {
-    if path.len() != 65 || path[2] != b'/' {
+/// If the path is the path of an object, returns the object's digest.
+pub(super) fn object_of_path(path: &[u8]) -> Option<VerityDigest> {
+    let (first, rest) = path.split_at_checked(2)?;
+    let hex = [first, rest.strip_prefix(b"/")?].concat();
+    if hex.iter().any(u8::is_ascii_uppercase) {
         return None;
     }
-    let mut digest = [0; 32];
-    for (at, digit) in
-        path.iter().enumerate().filter(|(at, _)| *at != 2).map(|(_, c)| c).enumerate()
-    {
-        let value = match digit {
-            b'0'..=b'9' => digit - b'0',
-            b'a'..=b'f' => digit - b'a' + 10,
-            _ => return None,
-        };
-        digest[at / 2] = digest[at / 2] << 4 | value;
-    }
-    Some(digest)
+    VerityDigest::from_hex(&hex).ok()
 }

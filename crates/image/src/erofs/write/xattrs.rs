@@ -19,6 +19,7 @@ use super::pair::{
 };
 use crate::erofs::layout::RawXattrHeader;
 use crate::tree::{External, StoredLocation, StringId, Tree};
+use crate::verity::VerityDigest;
 
 /// The names of POSIX ACLs.
 pub(super) const POSIX_ACLS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
@@ -347,7 +348,8 @@ impl<'a> XattrTable<'a> {
         }
         for file in files {
             if let (StoredLocation::Object, Some(object)) = (file.place, file.object)
-                && let Some(path) = paths.get(self.tree.string(object))
+                && let Ok(digest) = VerityDigest::from_bytes(self.tree.string(object))
+                && let Some(path) = paths.get(&digest)
             {
                 self.strings[object.index()].object = MANY;
                 self.strings[path.index()].path = MANY;
