@@ -250,9 +250,10 @@ impl<'a> Folder<'a> {
                 let (folder, search) = (store.containers.fd(), context.search());
                 let made =
                     filestore::make(folder, size, Durability::Durable, Backing::Sparse, &search);
-                let file = made.with_context(|| {
+                let made = made.with_context(|| {
                     format!("cannot make {WRITABLE}, which --writable none leaves out")
                 })?;
+                let file = File::from(made);
                 file.sync_all().with_context(|| format!("cannot write {WRITABLE}"))?;
                 let bytes = file.metadata()?.len();
                 self.link(file.as_fd(), WRITABLE)?;
