@@ -353,10 +353,11 @@ mod tests {
     #[test]
     fn a_figure_that_is_not_recorded_is_an_error_that_names_it() {
         let dir = tempfile::tempdir().unwrap();
-        let figures = json!({ "tables": [{ "title": "debian-postgres", "outcomes": [] }] });
-        fs::write(dir.path().join("pull.json"), figures.to_string()).unwrap();
+        let title = "postgres --version, 20 ms a request";
+        let figures = json!({ "tables": [{ "title": title, "outcomes": [] }] });
+        fs::write(dir.path().join("lazy.json"), figures.to_string()).unwrap();
         let error = overview(dir.path()).unwrap_err().to_string();
-        assert!(error.ends_with("pull.json has no figure of quire pull"), "{error}");
+        assert!(error.ends_with("lazy.json has no figure of quire pull --lazy"), "{error}");
     }
 
     #[test]

@@ -52,7 +52,7 @@ fn failures_have_kinds() {
     let report = check(&place.run("--json show --bogus"), "usage", 2, "unexpected argument");
     let (error, hint) = (report["error"].as_str().unwrap(), report["hint"].as_str().unwrap());
     assert_eq!(error, "unexpected argument '--bogus' found");
-    assert_eq!(hint, "Usage: quire show <NAME>");
+    assert_eq!(hint, "Usage: quire show [OPTIONS] <NAME>");
     // Without --json, people get text, and the same code.
     let ran = place.run("show nothing");
     assert!(ran.code == Some(3) && ran.err.starts_with("quire: there is no image"), "{}", ran.err);

@@ -27,6 +27,11 @@ fn ids_are_those_of_composefs_rs() {
                     line.strip_prefix(&start).unwrap_or_else(|| panic!("{line}, {start}"));
                 for (form, imported) in &imports {
                     if imported.code != Some(0) {
+                        // Images over devices cannot have a character device with the number 0.
+                        let hint = "import the image with --form objects";
+                        if *form != "objects" && imported.err.contains(hint) {
+                            continue;
+                        }
                         assert_eq!(expected, "refused", "{start}: {}", imported.err);
                         continue;
                     }

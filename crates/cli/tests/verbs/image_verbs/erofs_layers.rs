@@ -352,7 +352,8 @@ fn damaged_erofs_layers() {
     let tree = place.tree("tree", "x");
     for options in ["", "-zlz4hc"] {
         let good = mkfs(&program, options, &tree);
-        let noise = testing::noise(8 * 50);
+        let count = usize::try_from(testing::rounds(50)).unwrap();
+        let noise = testing::noise(8 * count);
         let mut read = 0;
         for (number, piece) in noise.chunks(8).enumerate() {
             let at = u64::from_le_bytes(piece.try_into().unwrap());
