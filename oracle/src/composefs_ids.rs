@@ -146,8 +146,8 @@ impl Harness {
                 command.args(["--erofs-version", version]).env("RUST_BACKTRACE", "0");
                 answer(command.args(words))
             };
-            let name = format!("fsverity-{algorithm}-12");
-            let init = ["init", "--insecure", "--algorithm", &name, "--erofs-version", version];
+            let kind = format!("fsverity-{algorithm}-12");
+            let init = ["init", "--insecure", "--algorithm", &kind, "--erofs-version", version];
             cfsctl(&init)?.map_err(|it| anyhow::anyhow!("cfsctl init: {it}"))?;
             let pulled = cfsctl(&["oci", "pull", &source, "image"])?;
             for (tree, options) in TREES {
