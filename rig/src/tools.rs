@@ -24,7 +24,7 @@ pub use engines::{
 };
 
 /// Programs for tests and the demo, each with its Debian package.
-const PACKAGES: [(&str, &str); 39] = [
+const PACKAGES: [(&str, &str); 40] = [
     ("crun", "crun"),
     ("runc", "runc"),
     ("newuidmap", "uidmap"),
@@ -56,6 +56,7 @@ const PACKAGES: [(&str, &str); 39] = [
     ("chattr", "e2fsprogs"),
     ("sfdisk", "fdisk"),
     ("sgdisk", "gdisk"),
+    ("qemu-img", "qemu-utils"),
     ("tini-static", "tini"),
     ("ip", "iproute2"),
     ("curl", "curl"),
