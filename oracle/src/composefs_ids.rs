@@ -58,6 +58,8 @@ struct Harness {
     work: PathBuf,
     equal: u64,
     refused: u64,
+    /// Number of ids that only Quire prints, because cfsctl refuses to write the image.
+    late: u64,
     different: u64,
     ids: String,
 }
@@ -75,6 +77,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
         work: work.path().to_owned(),
         equal: 0,
         refused: 0,
+        late: 0,
         different: 0,
         ids: String::new(),
     };
@@ -94,8 +97,10 @@ pub(super) fn run(args: &Args) -> Result<()> {
     for layout in &layouts {
         harness.compare(layout, layout)?;
     }
-    let Harness { equal, refused, different, ids, .. } = harness;
-    println!("{equal} ids equal, {refused} refused by both, {different} differences");
+    let Harness { equal, refused, late, different, ids, .. } = harness;
+    println!(
+        "{equal} ids equal, {refused} refused by both, {late} that cfsctl refuses to write, {different} differences"
+    );
     if let Some(file) = &args.write {
         fs::write(file, ids).with_context(|| format!("cannot write {}", file.display()))?;
     }
@@ -167,7 +172,7 @@ impl Harness {
                 match (&ours, &theirs) {
                     (Ok(ours), Ok(theirs)) if ours == theirs => self.equal += 1,
                     (Err(_), Err(_)) => self.refused += 1,
-                    (_, Err(error)) if error.contains(REFUSED_LATE) => self.refused += 1,
+                    (Ok(_), Err(error)) if error.contains(REFUSED_LATE) => self.late += 1,
                     _ => {
                         self.different += 1;
                         println!(
