@@ -24,21 +24,8 @@ use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_
 
 /// State directories of container programs. They are checked only in continuous integration, where no other program
 /// uses the machine.
-const STATE: [&str; 12] = [
-    "/run",
-    "/run/containerd",
-    "/run/containerd/fifo",
-    "/run/containerd/runc",
-    "/run/containerd/runc/default",
-    "/run/containerd/s",
-    "/run/crun",
-    "/run/libpod",
-    "/run/lock",
-    "/run/netns",
-    "/run/quire",
-    "/run/runc",
-];
-/// Directories among these that programs create once and keep. Only their contents count.
+const STATE: [&str; 2] = ["/run", "/run/lock"];
+/// Further ones, which programs create once and keep. Only their contents count.
 const STANDING: [&str; 10] = [
     "/run/containerd",
     "/run/containerd/fifo",
@@ -210,7 +197,8 @@ fn inside(directory: &Path) -> String {
 }
 
 fn state() -> BTreeSet<String> {
-    let entries = STATE.iter().filter_map(|it| fs::read_dir(it).ok()).flatten().flatten();
+    let entries =
+        STATE.iter().chain(&STANDING).filter_map(|it| fs::read_dir(it).ok()).flatten().flatten();
     let paths = entries.map(|it| it.path().display().to_string());
     let is_kept =
         |path: &str| STANDING.contains(&path) || KEPT.iter().any(|kept| path.starts_with(kept));

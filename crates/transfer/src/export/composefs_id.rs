@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::PoisonError;
 
 use image::composefs_rs::{
     Draft, DraftError, DraftFile, LabelError, Layout, Lookup, POLICY_MAX, Policy, PolicyText,
@@ -10,7 +9,7 @@ use image::composefs_rs::{
 };
 use image::digest::Digest;
 use image::erofs::{ErofsWriteError, Profile, Version, Versions};
-use image::tar::recipe::{ObjectPositions, RebuildError, Skeleton};
+use image::tar::recipe::{RebuildError, Skeleton, object_at};
 use image::tar::{Entry, Kind, Reader, TarError};
 use image::tree::{Content, Location, Node, Tree, TreeError};
 use image::verity::{Algorithm, Hasher, ImageId, ObjectId, VerityDigest};
@@ -277,17 +276,6 @@ fn add<R: io::Read>(
     };
     let added = draft.entry(entry.path, &entry.metadata, entry.xattrs.clone(), node);
     added.map_err(|source| ComposefsIdError::layer(diff_id, source))
-}
-
-/// Returns the object at `position` of a tar, and drops those before it.
-fn object_at(places: &ObjectPositions, position: u64) -> Option<ObjectId> {
-    let mut places = places.lock().unwrap_or_else(PoisonError::into_inner);
-    while let Some((at, object)) = places.pop_front() {
-        if at >= position {
-            return (at == position).then_some(object);
-        }
-    }
-    None
 }
 
 const SELINUX: &str = "etc/selinux";

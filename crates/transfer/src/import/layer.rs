@@ -4,11 +4,11 @@ mod erofs;
 
 use std::io::Read;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, PoisonError};
 
 use image::layer::{Layer, LayerError};
-use image::tar::recipe::{ObjectPositions, Skeleton};
+use image::tar::recipe::{Skeleton, object_at};
 use image::tar::{Entry, Event, Kind, Reader, TarError, XattrRecords};
 use image::tree::{Content, InodeId, Location, Node, Timestamp, XattrsId};
 use image::verity::{Algorithm, DeviceId, Hasher, ObjectId};
@@ -323,17 +323,6 @@ impl LostAcl {
     fn from_entry<R>(entry: &Entry<'_, R>) -> Option<Self> {
         entry.lost_acl.map(|line| Self { path: entry.path.to_vec(), line: line.to_vec() })
     }
-}
-
-/// Returns the object at `position` of a tar. Drops preceding objects, whose files are not in the tree.
-fn object_at(places: &ObjectPositions, position: u64) -> Option<ObjectId> {
-    let mut places = places.lock().unwrap_or_else(PoisonError::into_inner);
-    while let Some((at, object)) = places.pop_front() {
-        if at >= position {
-            return (at == position).then_some(object);
-        }
-    }
-    None
 }
 
 fn count<R>(entry: &Entry<'_, R>, attempt: &Attempt<'_>) -> Result<(), LayerFailure> {

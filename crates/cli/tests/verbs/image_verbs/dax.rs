@@ -4,6 +4,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use super::disk::check_mounted;
 use crate::{Place, is_root, program, write};
 
 const MIB: usize = 1 << 20;
@@ -108,17 +109,7 @@ fn the_kernel_shows_the_same_bytes() {
             "what the kernel shows of an export for DAX: it cannot be mounted",
         );
     }
-    let script = format!(
-        "set -e; mkdir m; mount -t erofs -o ro,loop a.erofs m
-        {} --store store import --quiet dir:m mounted; umount m",
-        env!("CARGO_BIN_EXE_quire")
-    );
-    let mut command = Command::new("unshare");
-    command.args(["--mount", "--propagation", "private", "sh", "-c", &script]);
-    let output = command.current_dir(place.folder.path()).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let ran = place.run("diff a mounted");
-    assert_eq!((ran.code, ran.out.as_str()), (Some(0), ""), "{}", ran.err);
+    check_mounted(&place, "mount -t erofs -o ro,loop a.erofs m");
 }
 
 #[test]

@@ -115,9 +115,20 @@ fn the_kernel_mounts_the_partition() {
         testing::skipped("what the kernel shows of an exported disk: it cannot be mounted here");
         return;
     }
+    check_mounted(
+        &place,
+        &format!(
+            "device=$(losetup --show -rf -o {MIB} a.disk); trap 'losetup -d $device' EXIT
+            mount -t erofs -o ro $device m"
+        ),
+    );
+}
+
+/// Imports the tree that `mount`, a script, mounts on `m` in a separate namespace, and compares it with the image `a`.
+pub(super) fn check_mounted(place: &Place, mount: &str) {
     let script = format!(
-        "set -e; mkdir m; device=$(losetup --show -rf -o {MIB} a.disk); trap 'losetup -d $device' EXIT
-        mount -t erofs -o ro $device m; {} --store store import --quiet dir:m mounted; umount m",
+        "set -e; mkdir m; {mount}
+        {} --store store import --quiet dir:m mounted; umount m",
         env!("CARGO_BIN_EXE_quire")
     );
     let mut command = Command::new("unshare");

@@ -94,7 +94,7 @@ fn device(path: &Path, major: u32, minor: u32) {
     mknodat(CWD, path, FileType::CharacterDevice, mode, makedev(major, minor)).unwrap();
 }
 
-/// Whether this user can make the marks of overlayfs here. On overlayfs itself, nobody can.
+/// Whether this user can set xattrs of overlayfs in this file system. In overlayfs itself, no user can.
 fn can_mark(place: &Place) -> bool {
     let probe = place.path("probe");
     std::fs::create_dir(&probe).unwrap();

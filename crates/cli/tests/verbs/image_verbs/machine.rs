@@ -7,6 +7,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use super::disk::check_mounted;
 use crate::mounting::mounts::Unmount;
 use crate::{Place, is_before, is_memory, is_root, program, write};
 
@@ -145,17 +146,7 @@ fn the_kernel_mounts_all_files_as_one_disk() {
     if !is_root() || !can_mount || is_before(6, 4) || program("unshare").is_none() {
         return testing::skipped("what the kernel shows of a flat disk: it cannot be mounted here");
     }
-    let script = format!(
-        "set -e; mkdir m; mount -t erofs -o ro,loop flat m
-        {} --store store import --quiet dir:m mounted; umount m",
-        env!("CARGO_BIN_EXE_quire")
-    );
-    let mut command = Command::new("unshare");
-    command.args(["--mount", "--propagation", "private", "sh", "-c", &script]);
-    let output = command.current_dir(place.folder.path()).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let ran = place.run("diff a mounted");
-    assert_eq!((ran.code, ran.out.as_str()), (Some(0), ""), "{}", ran.err);
+    check_mounted(&place, "mount -t erofs -o ro,loop flat m");
 }
 
 #[test]

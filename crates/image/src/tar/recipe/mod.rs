@@ -11,7 +11,7 @@ mod tar;
 mod write;
 
 pub use read::{Malformed, Operation, Reader, RebuildError};
-pub use tar::{ObjectPositions, Objects, Skeleton, TarReader, Zeros};
+pub use tar::{ObjectPositions, Objects, Skeleton, TarReader, Zeros, object_at};
 pub use write::{Content, RecipeWriteError, Writer};
 
 use crate::verity::Algorithm;

@@ -160,6 +160,18 @@ impl<R: Read, O: Objects> Read for TarReader<R, O> {
 /// Offset in bytes of each object in a tar, in ascending order, as far as the tar was read.
 pub type ObjectPositions = Arc<Mutex<VecDeque<(u64, ObjectId)>>>;
 
+/// Returns the object at `position` of a tar. Drops preceding objects, whose files are not in the tree.
+#[must_use]
+pub fn object_at(positions: &ObjectPositions, position: u64) -> Option<ObjectId> {
+    let mut positions = positions.lock().unwrap_or_else(PoisonError::into_inner);
+    while let Some((at, object)) = positions.pop_front() {
+        if at >= position {
+            return (at == position).then_some(object);
+        }
+    }
+    None
+}
+
 /// A reader of a tar with zeros in place of its objects' contents, which suffices to read the tar's entries.
 pub type Skeleton<R> = TarReader<R, Zeros>;
 
