@@ -23,6 +23,7 @@ use store::OperationError;
 
 use super::fuse::connections::ConnectionId;
 use super::restart_policy::{AfterDeath, Deaths};
+use super::runtime_dir;
 use super::wire::{self, KeptState, PROTOCOL, ToKeeper, Told};
 
 /// Name of the socket at which a new service takes over.
@@ -248,6 +249,7 @@ pub fn keep(socket: OwnedFd, folder: &Path, service: &Program) -> Result<(), Ope
         }
     }
     let _gone = std::fs::remove_file(&path);
+    runtime_dir::remove(folder);
     Ok(())
 }
 
@@ -298,15 +300,7 @@ impl Kept {
                 }
                 (ToKeeper::Forget { device }, None) => drop(self.devices.remove(&device)),
                 (ToKeeper::Leave, None) => ended = Ended::Left,
-                // A service that has devices must not send this message. If it does, the keeper continues to hold the
-                // devices.
-                (ToKeeper::End, None) if self.devices.is_empty() && self.connections.is_empty() => {
-                    // The socket is removed before the reply, because after the reply, another service may start with
-                    // a new keeper.
-                    let _gone = std::fs::remove_file(&self.path);
-                    ended = Ended::Over;
-                }
-                (ToKeeper::End, None) => ended = Ended::Left,
+                (ToKeeper::End, None) => ended = self.end(),
                 (message, _) => {
                     let error = format!(
                         "{message:?} came with an unexpected descriptor, or without a \
@@ -322,6 +316,18 @@ impl Kept {
                 return ended;
             }
         }
+    }
+
+    /// Ends together with a service, unless something is in use.
+    fn end(&mut self) -> Ended {
+        // The last mount may have ended after the service looked for connections that have ended.
+        self.connections.retain(|_, it| it.connection.is_mounted().unwrap_or(true));
+        if !self.devices.is_empty() || !self.connections.is_empty() {
+            return Ended::Left;
+        }
+        // The socket is removed before the reply, because after the reply, another service may start with a new keeper.
+        let _gone = std::fs::remove_file(&self.path);
+        Ended::Over
     }
 
     /// Refuses a message. Returns whether the reply was sent.

@@ -12,14 +12,14 @@ use rustix::io::Errno;
 use store::Store;
 
 use super::client::{ClientError, LazyService};
-use super::wire::LEAVE;
+use super::wire::{LEAVE, SERVICE_SOCKET};
 
 /// Pause between two requests to the running service to exit.
 const ASK: Duration = Duration::from_millis(100);
 /// Pause between two checks whether the running service has exited.
 const TURN: Duration = Duration::from_millis(2);
 /// Locked by the folder's only service.
-pub(super) const LOCK: &str = "lock";
+const LOCK: &str = "lock";
 
 /// Why a folder cannot be used by a new service.
 #[derive(Debug, thiserror::Error)]
@@ -132,6 +132,33 @@ pub(super) fn lock(folder: &Path, user: u32, replace: Replace) -> Result<File, F
             Err(errno) => return Err(failed(errno.into())),
         }
     }
+}
+
+/// Removes the folder of a keeper whose service has ended, unless another service has it.
+pub(super) fn remove(folder: &Path) {
+    let path = folder.join(LOCK);
+    match File::options().write(true).open(&path) {
+        Ok(file) => {
+            let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
+            if locked.is_ok() && is_at(&file, &path) {
+                remove_locked(folder);
+            }
+        }
+        // The service removed its lock. If another one is about to start, it finds or creates the folder.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let _gone = fs::remove_dir(folder);
+        }
+        Err(error) => tracing::debug!(%error, folder = %folder.display(), "the folder stays"),
+    }
+}
+
+/// Removes the folder of a service, which has the lock. A service that waits for the lock creates the folder again.
+pub(super) fn remove_locked(folder: &Path) {
+    // A service that died has left its socket.
+    for name in [SERVICE_SOCKET, LOCK] {
+        let _gone = fs::remove_file(folder.join(name));
+    }
+    let _gone = fs::remove_dir(folder);
 }
 
 /// Returns whether a path still refers to this file.

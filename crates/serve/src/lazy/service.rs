@@ -206,10 +206,8 @@ pub fn serve(
         let left = service.release(&keeper, Unread::Go);
         service.leave(keeper, left);
         if left == 0 {
-            // The folder is not needed until the next service starts. A service that waits for this lock creates the
-            // folder again.
-            let _gone = fs::remove_file(folder.join(runtime_dir::LOCK));
-            let _gone = fs::remove_dir(folder);
+            // The folder is not needed until the next service starts.
+            runtime_dir::remove_locked(folder);
         }
         Ok(match (left, service.is_replaced.load(Ordering::Relaxed)) {
             (0, _) => Left::Nothing,

@@ -312,6 +312,21 @@ fn a_service_ends_when_nothing_was_in_use_for_long_enough() {
     wait_for("the keeper's end", || !serve_folder(place).exists());
 }
 
+/// A keeper that outlives its service, because a device is in use, removes their folder when it ends.
+#[test]
+fn a_keeper_leaves_nothing_behind() {
+    let Some(lazy) = Lazy::new() else { return };
+    let place = &lazy.place;
+    fs::create_dir(place.path("root")).unwrap();
+    let mut service = lazy.serve();
+    place.out("mount --lazy lazy root");
+    signal(service.id(), Signal::TERM);
+    assert!(service.wait().unwrap().success());
+    assert!(serve_folder(place).exists());
+    place.out("umount root");
+    wait_for("the keeper's end", || !serve_folder(place).exists());
+}
+
 #[test]
 fn a_lost_source_is_an_error_that_heals() {
     let Some(lazy) = Lazy::new() else { return };
