@@ -179,8 +179,8 @@ pub(crate) struct Ids {
     #[arg(
         long,
         value_name = "WHO",
-        help = "Map the container's users to users of the host. Files whose owner is not in the map appear as nobody \
-                (65534)\n\
+        help = "Map the container's users to users of the host; with `run`, only root can do this. Files whose owner \
+                is not in the map appear as nobody (65534)\n\
                 - host: no map, the default for root\n\
                 - auto[,size=COUNT]: ids from /etc/subuid and /etc/subgid that no other container of the store has, \
                 65536 by default\n\
