@@ -37,13 +37,14 @@ pub(crate) use trust::ViaWord;
 pub(crate) use volumes::{ask_for_labels, volumes};
 
 /// Heading of the options of all verbs in help.
-pub(crate) const EVERY: &str = "Options of every verb";
+pub(crate) const EVERY: &str = "Global options";
 
 // Options of every verb.
 #[derive(Debug, Args)]
 pub(crate) struct Global {
-    /// The store's directory; by default /var/lib/quire for root, else $XDG_DATA_HOME/quire. Its mode is 0700. Root
-    /// runs nothing from a store that another user can change, and mounts only images of it that fs-verity seals
+    /// Use the store in this directory; by default /var/lib/quire for root, else $XDG_DATA_HOME/quire, or
+    /// ~/.local/share/quire. Its mode is 0700. Root runs nothing from a store that another user can change, and mounts
+    /// only images of it that fs-verity seals
     #[arg(long, global = true, help_heading = EVERY, env = "QUIRE_STORE", value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) store: Option<PathBuf>,
     /// Also look for images in this store, which root shares (`quire share`); it may be given several times. Users
@@ -70,7 +71,7 @@ pub(crate) struct Global {
     /// Print no progress
     #[arg(long, global = true, help_heading = EVERY)]
     pub(crate) no_progress: bool,
-    /// Print no progress and no remarks; for an image that is made or pulled, print only its id
+    /// Print no progress and no remarks (warnings); for an image that is made or pulled, print only its id
     #[arg(long, global = true, help_heading = EVERY, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
 }
@@ -138,7 +139,7 @@ pub(crate) struct XattrOptions {
     /// Drop all extended attributes, including ACLs and file capabilities
     #[arg(long)]
     pub(crate) skip_xattrs: bool,
-    /// Keep only extended attributes whose names begin with user.
+    /// Keep only extended attributes whose names begin with `user.`
     #[arg(long, conflicts_with = "skip_xattrs")]
     pub(crate) user_xattrs: bool,
 }

@@ -77,30 +77,32 @@ pub(crate) struct Program {
     /// --env overrides the file
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) env_file: Vec<PathBuf>,
-    /// Run as this user and group. Both are names or numbers
+    /// Run as this user and group, by names or numbers. The default is the user of the image, or for `exec` of the
+    /// container
     #[arg(short, long, value_name = "USER[:GROUP]")]
     pub(crate) user: Option<String>,
-    /// Start the command in this directory
+    /// Start the command in this directory. The default is that of the image, or for `exec` of the container
     #[arg(short, long, value_name = "DIR")]
     pub(crate) workdir: Option<String>,
 }
 
 /// Help text of `--network`.
-const NETWORK: &str = "Connect the container to a network. `quire doctor` shows whether pasta is installed\n\
-    - none: only loopback, the default\n\
-    - pasta: a private network that connects out through the host's; --publish leads into it\n\
+const NETWORK: &str = "Connect the container to a network, by default none. `quire doctor` shows whether pasta is \
+    installed\n\
+    - none: only loopback\n\
+    - pasta: a private network that connects out through the host's; --publish leads into it (`run` only)\n\
     - host: the host's network\n\
     - ns:PATH: an existing network namespace, such as one of `ip netns`";
 
 /// Help text of `--writable`.
-const WRITABLE: &str = "Choose where the container's changes go. Only durable changes are synced to the disk. A full \
-    disk is an error for the container\n\
+const WRITABLE: &str = "Choose where the container's changes go. Only durable changes are synced to the disk. If \
+    the disk is full, writes in the container fail\n\
     - dir[,size=SIZE][,durable]: a directory of the container on the store's disk (`run` only); a limit needs a disk \
     with project quotas\n\
-    - self[,size=SIZE][,durable]: a file system in one file of the container, by default of 10 GiB; faster than dir \
-    for many small files\n\
-    - memory[,size=SIZE]: memory, by default half of --memory\n\
-    - dir=PATH[,durable]: `upper` and `work` in a directory of yours, which stay\n\
+    - self[,size=SIZE][,durable]: a file system in one file of the container, by default of 10 GiB, or for \
+    `bundle` of an eighth of the free space; faster than dir for many small files\n\
+    - memory[,size=SIZE]: memory, by default half of --memory, or else of the host's memory\n\
+    - dir=PATH[,durable]: the directories `upper` and `work` below PATH, which stay\n\
     - none: the root is read-only\n\
     The default of `run` is dir if the disk of the store is ext4, XFS, btrfs, F2FS or tmpfs. Otherwise, and for \
     `bundle`, it is self for root, and memory for others";
@@ -108,7 +110,8 @@ const WRITABLE: &str = "Choose where the container's changes go. Only durable ch
 /// Help text of `--mount`.
 const MOUNT: &str = "Add a mount. Docker's keywords work as well: tmpfs, bind, source, target, readonly\n\
     - type=memory[,size=SIZE][,mode=MODE][,ro]: memory\n\
-    - type=self[,size=SIZE][,mode=MODE][,durable][,ro]: a file system in one file, removed with the container\n\
+    - type=self[,size=SIZE][,mode=MODE][,durable][,ro]: a file system in one file, by default of 10 GiB, \
+    removed with the container\n\
     - type=dir,src=PATH[,ro]: a directory or file of the host";
 
 // Settings of a container. Where an option is missing, the image's configuration applies.
@@ -165,7 +168,7 @@ pub(crate) struct ContainerOptions {
     /// on to the command
     #[arg(long)]
     pub(crate) init: bool,
-    /// Path of that init, a static program; implies --init
+    /// Run the static program at this path as that init; implies --init
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub(crate) init_path: Option<PathBuf>,
 }
@@ -176,18 +179,18 @@ pub(crate) struct Ids {
     #[arg(
         long,
         value_name = "WHO",
-        help = "Map the container's users to users of the host. Files whose owner is not in the map appear as nobody \
-                (65534)\n\
+        help = "Map the container's users to users of the host; with `run`, only root can do this. Files whose owner \
+                is not in the map appear as nobody (65534)\n\
                 - host: no map, the default for root\n\
                 - auto[,size=COUNT]: ids from /etc/subuid and /etc/subgid that no other container of the store has, \
                 65536 by default\n\
                 - CONTAINER:HOST:SIZE[,CONTAINER:HOST:SIZE…]: a map for users and groups alike"
     )]
     pub(crate) userns: Option<UserNs>,
-    /// Map users; groups use the same map unless --gidmap is given
+    /// Map users, by CONTAINER:HOST:SIZE[,…]; groups use the same map unless --gidmap is given
     #[arg(long, value_name = "MAP", conflicts_with = "userns", value_parser = ranges)]
     pub(crate) uidmap: Option<Ranges>,
-    /// Map groups; users use the same map unless --uidmap is given
+    /// Map groups, by CONTAINER:HOST:SIZE[,…]; users use the same map unless --uidmap is given
     #[arg(long, value_name = "MAP", conflicts_with = "userns", value_parser = ranges)]
     pub(crate) gidmap: Option<Ranges>,
 }
@@ -198,7 +201,7 @@ pub(crate) struct Tty {
     /// Give the command a terminal, as `--tty always`
     #[arg(short = 't', conflicts_with = "tty")]
     terminal: bool,
-    /// Whether the command gets a terminal. With auto, it gets one if standard input and output are terminals
+    /// Choose when the command gets a terminal. With auto, it gets one if standard input and output are terminals
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = When::Auto)]
     tty: When,
     /// Keep standard input connected, which is the default

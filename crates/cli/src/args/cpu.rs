@@ -50,13 +50,13 @@ fn list(text: &str) -> Result<String, String> {
 // Limits on the container's use of processors.
 #[derive(Debug, Args)]
 pub(crate) struct Cpu {
-    /// Number of processors, for example 1.5
+    /// Limit the container to the time of this number of processors, for example 1.5
     #[arg(long, value_name = "NUMBER", value_parser = quota)]
     pub(crate) cpus: Option<NonZeroU32>,
-    /// Relative share of busy processors, from 2 to 262144; the default is 1024
+    /// Set the container's relative share of busy processors, from 2 to 262144; the default is 1024
     #[arg(long, value_name = "SHARES", value_parser = shares)]
     pub(crate) cpu_shares: Option<NonZeroU64>,
-    /// Processors to run on, for example 0-2,7
+    /// Run only on these processors, for example 0-2,7
     #[arg(long, value_name = "LIST", value_parser = list)]
     pub(crate) cpuset_cpus: Option<String>,
 }

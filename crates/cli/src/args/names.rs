@@ -75,7 +75,7 @@ fn word(text: &str) -> Result<String, String> {
 // Host name of the container, and how it resolves names of other hosts.
 #[derive(Debug, Args)]
 pub(crate) struct Names {
-    /// The container's host name
+    /// Set the container's host name; `run` uses the container's name by default
     #[arg(short = 'h', long, value_name = "NAME")]
     pub(crate) hostname: Option<String>,
     /// Print help

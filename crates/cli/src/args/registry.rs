@@ -31,7 +31,7 @@ pub(crate) enum PullPolicy {
 // Whether an image is pulled before it is used.
 #[derive(Debug, Args)]
 pub(crate) struct PullOptions {
-    /// Pull the image before it is used. The default is `never`, or `missing` with `--lazy`
+    /// Choose when to pull the image, by default never, or missing with --lazy
     #[arg(long, value_enum, value_name = "WHEN")]
     pub(crate) pull: Option<PullPolicy>,
     #[command(flatten)]

@@ -61,7 +61,7 @@ pub(crate) struct Trust {
     #[cfg(feature = "serve")]
     #[arg(long, value_enum, default_value_t = ViaWord::Auto, value_name = "WAY")]
     pub(crate) via: ViaWord,
-    /// Socket of the mount service
+    /// Use this socket of the mount service
     #[cfg(feature = "serve")]
     #[arg(
         long,

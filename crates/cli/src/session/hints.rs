@@ -149,7 +149,12 @@ impl Hint for MountError {
 impl Hint for StoreError {
     fn hint(&self) -> Option<String> {
         let absent = matches!(self, Self::Absent(_));
-        absent.then(|| "`quire import` makes one; --store names its directory".to_owned())
+        let first = if cfg!(feature = "registry") {
+            "`quire pull` or `quire import`"
+        } else {
+            "`quire import`"
+        };
+        absent.then(|| format!("{first} makes one; --store names its directory"))
     }
 }
 

@@ -18,9 +18,10 @@ pub(crate) fn command() -> Command {
     })
 }
 
-/// Verified image file systems for containers and operating systems.
+/// Run containers and mount OS images from one verified, deduplicated store.
 ///
-/// Quire keeps one verified copy of every file's bytes and turns any image into a root filesystem in milliseconds.
+/// Quire pulls images from registries, and keeps one verified copy of each distinct file. It runs containers by an OCI
+/// runtime, such as crun or runc, and mounts, builds and exports images.
 #[derive(Debug, Parser)]
 #[command(name = "quire", version, propagate_version = true, arg_required_else_help = true)]
 pub(crate) struct Cli {

@@ -17,11 +17,11 @@ const GLOBAL_WITHOUT_JSON: &str =
     "Global options: --store DIR, --quiet, --verbose, …: see `quire --help`";
 
 /// Describes clap's verb `help`.
-const HELP: &str = "Show the help of a verb";
+const HELP: &str = "Show the help of a command";
 
 /// The text below the short help of the whole program.
 const BELOW_SHORT: &str = "\
-    `quire help VERB` explains a verb. Options: --store DIR, --json, --quiet, …: see `quire --help`";
+    `quire help COMMAND` explains a command. Options: --store DIR, --json, --quiet, …: see `quire --help`";
 
 /// Returns the command line with all that help, man pages and completions show.
 pub(crate) fn explained() -> Command {
@@ -112,7 +112,7 @@ fn below(verb: &VerbRow, is_long: bool) -> String {
     match is_long {
         true => format!("Examples:\n  {}\n\n{}\n\n{global}", verb.examples, verb.exit_codes),
         false => format!(
-            "Example:\n  {}\n\n{global}\nAll about this verb: `quire help {}`",
+            "Example:\n  {}\n\n{global}\nAll options, in full: `quire help {}`",
             verb.examples.lines().next().unwrap_or_default(),
             verb.name
         ),

@@ -63,17 +63,17 @@ const VERBS: &[(&[&str], &str)] = &[
     (&["untag"], "use `quire rmi NAME`"),
     (
         &["image"],
-        "verbs have no groups: use `quire images` for ls, `quire rmi` for rm, `quire show` for \
+        "commands have no groups: use `quire images` for ls, `quire rmi` for rm, `quire show` for \
         inspect, `quire gc` for prune, or pull, push, tag, import and export",
     ),
     (
         &["container"],
-        "verbs have no groups: use `quire ps` for ls, `quire ps --json` for inspect, `quire rm` for \
+        "commands have no groups: use `quire ps` for ls, `quire ps --json` for inspect, `quire rm` for \
         prune, or run, exec, logs, stop, wait, commit and diff",
     ),
     (
         &["system"],
-        "verbs have no groups: use `quire gc` for prune, `quire du` for df, and `quire doctor` for info",
+        "commands have no groups: use `quire gc` for prune, `quire du` for df, and `quire doctor` for info",
     ),
     (
         &["manifest"],
@@ -297,7 +297,7 @@ pub(crate) fn advice(error: &clap::Error, line: &UnusedLine) -> Option<String> {
         ErrorKind::InvalidSubcommand => {
             let verb = said(ContextKind::InvalidSubcommand)?;
             let (_, advice) = VERBS.iter().find(|(verbs, _)| verbs.contains(&verb))?;
-            Some(format!("unknown verb \"{verb}\": {advice}"))
+            Some(format!("unknown command \"{verb}\": {advice}"))
         }
         ErrorKind::UnknownArgument => {
             let option = said(ContextKind::InvalidArg)?;

@@ -37,7 +37,7 @@ pub(crate) fn report(error: clap::Error, words: Vec<OsString>) -> ExitCode {
     if matches!(error.kind(), MissingSubcommand | DisplayHelpOnMissingArgumentOrSubcommand) {
         // clap counts set environment variables as arguments.
         match is_json {
-            true => FailureReport::usage("no verb is given", Some(LIST), code).print(),
+            true => FailureReport::usage("no command is given", Some(LIST), code).print(),
             false => report::error_line(&help::short().to_string()),
         }
         return ExitCode::from(code);
@@ -86,7 +86,7 @@ fn escaped(error: clap::Error, words: Vec<OsString>) -> (clap::Error, Vec<OsStri
 }
 
 /// The hint for a command line without a verb.
-const LIST: &str = "`quire help` lists the verbs";
+const LIST: &str = "`quire help` lists the commands";
 
 /// Splits clap's text into the error, and the tips and the usage below it.
 fn parts(text: &str) -> (String, Option<String>) {

@@ -24,7 +24,7 @@ pub(crate) struct Ps {
     /// Also list containers that have ended
     #[arg(short, long)]
     pub(crate) all: bool,
-    /// Print ids only
+    /// Print only names
     #[arg(short = 'q')]
     pub(crate) ids: bool,
     /// Show whole commands

@@ -12,7 +12,7 @@ use crate::verbs::images::rmi::image_name;
 
 #[derive(Debug, Args)]
 pub(crate) struct Rm {
-    /// Containers
+    /// Names of containers
     #[arg(required = true)]
     pub(crate) names: Vec<String>,
     /// Accepted for older scripts: only containers are removed in any case

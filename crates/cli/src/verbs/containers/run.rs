@@ -46,6 +46,11 @@ use request::{container_wish, terminal_of_run};
 impl VerbArgs for Run {
     const NAME: &'static str = "run";
     const ABOUT: &'static str = "Run a command in a container whose root is an image";
+    const DETAILS: &'static str = "Options come before the image: all words after the image are the command and its \
+        arguments. The image must be in the store, unless `--pull` fetches it.\n\n\
+        The container is removed when it ends, unless `--detach` is given. It has no network, unless `--network` or \
+        `--publish` is given. Options that add something, such as `--env`, `--volume`, `--publish` and `--cap-add`, \
+        may be given several times.";
     const EXAMPLES: &'static str = "quire run debian -- cat /etc/os-release\n  quire run -d --name web -v /srv/www:/www:ro nginx\n  \
          quire run --read-only --memory 512m --userns auto app";
     const HAS_SHORT_HELP: bool = false;

@@ -13,7 +13,7 @@ use crate::verbs::VerbArgs;
 
 #[derive(Debug, Args)]
 pub(crate) struct Stop {
-    /// Containers
+    /// Names of containers
     #[arg(required = true)]
     pub(crate) containers: Vec<String>,
     /// Kill the container after this many seconds; by default the value of `run --stop-timeout`, or 10

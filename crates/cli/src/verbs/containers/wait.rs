@@ -15,7 +15,7 @@ use crate::verbs::VerbArgs;
 
 #[derive(Debug, Args)]
 pub(crate) struct Wait {
-    /// Containers; their exit codes are printed in this order
+    /// Names of containers; their exit codes are printed in this order
     #[arg(required = true)]
     pub(crate) containers: Vec<String>,
 }

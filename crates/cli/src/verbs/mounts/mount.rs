@@ -92,9 +92,12 @@ pub(crate) struct Mount {
         value_name = "KIND",
         default_value = "none",
         value_parser = writable,
-        help = "Store changes in: memory[,size=SIZE]; self[,size=SIZE][,durable], a file system in one unnamed file, removed \
-                at unmount, whose whole size is allocated at once (by default an eighth of the free space); or \
-                dir=PATH[,durable]"
+        help = "Choose where changes go. The default is a read-only mount\n\
+                - none: nowhere\n\
+                - memory[,size=SIZE]: memory, by default half of the host's\n\
+                - self[,size=SIZE][,durable]: a file system in one unnamed file, which is removed at unmount. Its \
+                whole size is allocated at once, by default an eighth of the free space\n\
+                - dir=PATH[,durable]: the directories `upper` and `work` below PATH, which stay"
     )]
     pub(crate) writable: WritableChoice,
     /// Let `df` show free space instead of a full file system. The root directory is then merged from two, and takes

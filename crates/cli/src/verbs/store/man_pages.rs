@@ -179,7 +179,7 @@ fn whole(command: &Command) -> ManPage {
         roff.control("SH", ["SYNOPSIS"]);
         let mut line = vec![bold("quire")];
         line.extend(command.get_arguments().filter(|it| it.is_global_set()).flat_map(synopsis));
-        line.extend([roman(" "), italic("VERB"), roman(" […]")]);
+        line.extend([roman(" "), italic("COMMAND"), roman(" […]")]);
         roff.text(line);
     });
     let long = command.get_long_about().map(ToString::to_string).unwrap_or_default();
@@ -188,7 +188,7 @@ fn whole(command: &Command) -> ManPage {
     for row in VERBS {
         page.add(|roff| {
             if group.is_empty() {
-                roff.control("SH", ["VERBS"]);
+                roff.control("SH", ["COMMANDS"]);
             }
             if row.group != group {
                 roff.control("SS", [row.group]);
@@ -229,7 +229,7 @@ fn verb(row: &VerbRow, command: &Command) -> ManPage {
     options(&mut page, command);
     page.add(|roff| {
         roff.control("PP", []);
-        roff.text([roman("The options of all verbs, such as "), bold("--store")]);
+        roff.text([roman("The options of all commands, such as "), bold("--store")]);
         roff.text([roman("and "), bold("--quiet"), roman(", are in quire(1).")]);
     });
     page.code(

@@ -43,11 +43,11 @@ fn failures_have_kinds() {
         Ran::from_output(&full.stdout(fs::File::create("/dev/full").unwrap()).output().unwrap());
     check(&full, "full", 6, "cannot write to standard output");
     // A command line without a verb, one that the verb refuses, and one that no verb has.
-    check(&place.run("--json"), "usage", 2, "no verb is given");
+    check(&place.run("--json"), "usage", 2, "no command is given");
     check(&place.run("cat --json base:/etc/short"), "usage", 2, "never prints JSON");
     check(&place.run("run --json base true"), "usage", 125, "never prints JSON");
     check(&place.run("--json export base tar:-"), "usage", 2, "standard output");
-    check(&place.run("history --json base"), "usage", 2, "unknown verb");
+    check(&place.run("history --json base"), "usage", 2, "unknown command");
     // clap's text is split into the error and a hint.
     let report = check(&place.run("--json show --bogus"), "usage", 2, "unexpected argument");
     let (error, hint) = (report["error"].as_str().unwrap(), report["hint"].as_str().unwrap());

@@ -40,7 +40,7 @@ fn every_verb_has_help() {
 fn help_has_help() {
     let place = Place::new();
     let help = place.out("help help");
-    assert!(help.starts_with("Show the help of a verb\n\nUsage: quire help"), "{help}");
+    assert!(help.starts_with("Show the help of a command\n\nUsage: quire help"), "{help}");
     for line in ["help -h", "help --help", "--quiet help -h", "help -h --help"] {
         assert_eq!(place.out(line), help, "{line}");
     }
@@ -439,7 +439,7 @@ fn exit_codes_are_in_help_and_man_pages() {
     std::fs::create_dir(place.path("man")).unwrap();
     place.out("man man");
     for (verb, text, offers_json) in [
-        ("fsck", "1 no (damage, a difference)", true),
+        ("fsck", "1 a negative result (damage, a difference)", true),
         ("import", "2 an error", true),
         ("run", "125 Quire or the runtime failed", false),
         ("cat", "2 an error", false),

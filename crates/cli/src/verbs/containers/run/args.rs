@@ -14,8 +14,8 @@ pub(crate) struct Run {
     /// free port, which `ps` lists. HOST and CONTAINER may be ranges, such as 8000-8003
     #[arg(short, long, value_name = "[[IP:]HOST:]CONTAINER[/udp]")]
     pub(crate) publish: Vec<crate::args::ports::Published>,
-    /// OCI runtime, by name or path; by default the first of crun, runc and runsc that is installed. With runsc
-    /// (gVisor), pipes, sockets and an empty /tmp are in memory, so `commit` does not store them
+    /// Use this OCI runtime, by name or path; by default the first of crun, runc and runsc that is installed. With
+    /// runsc (gVisor), pipes, sockets and an empty /tmp are in memory, so `commit` does not store them
     #[arg(long, env = "QUIRE_RUNTIME", value_name = "RUNTIME")]
     pub(crate) runtime: Option<OsString>,
     /// Run in the background; `ps` lists the container, `logs` prints its output, `rm` removes it
@@ -27,10 +27,10 @@ pub(crate) struct Run {
     /// Kill the container after this many seconds; the exit code is then 255. The default, 0, means no limit
     #[arg(long, value_name = "SECONDS", default_value_t = 0, hide_default_value = true)]
     pub(crate) timeout: u32,
-    /// Signal that `stop` sends first; by default the image's, or TERM
+    /// Set the signal that `stop` sends first; by default the image's, or TERM
     #[arg(long, value_name = "SIGNAL")]
     pub(crate) stop_signal: Option<String>,
-    /// Seconds after which `stop` without --time kills the container; by default 10
+    /// Set the seconds after which `stop` without --time kills the container; by default 10
     #[arg(long, value_name = "SECONDS")]
     pub(crate) stop_timeout: Option<u32>,
     /// Limit the log of a detached container to this size, at least 4 KiB; at the limit, the older half is dropped. 0

@@ -21,7 +21,7 @@ use crate::verbs::images::registry::credentials::{KeptReport, target};
 // The registry, and how to get the credentials.
 #[derive(Debug, Args)]
 pub(crate) struct Login {
-    /// The registry: docker.io, ghcr.io, localhost:5000
+    /// The registry, such as docker.io, ghcr.io or localhost:5000
     pub(crate) host: String,
     /// User name; Quire asks for it if it is not given
     #[arg(short, long = "username", value_name = "USER")]

@@ -36,7 +36,7 @@ use anyhow::bail;
 // The image to pull, and how.
 #[derive(Debug, Args)]
 pub(crate) struct Pull {
-    /// The image: alpine, ghcr.io/owner/app:1.2, localhost:5000/app@sha256:…
+    /// Image in a registry, such as alpine, ghcr.io/owner/app:1.2 or localhost:5000/app@sha256:…
     pub(crate) reference: String,
     /// The image's name in the store; by default the whole reference
     pub(crate) name: Option<String>,

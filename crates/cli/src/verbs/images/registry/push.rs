@@ -28,7 +28,7 @@ use crate::verbs::images::registry::pull::settings;
 pub(crate) struct Push {
     /// A name, an image id or its first digits (6 or more)
     pub(crate) name: String,
-    /// Target: ghcr.io/owner/app:1.2, localhost:5000/app; by default the image's name
+    /// Name in a registry, such as ghcr.io/owner/app:1.2 or localhost:5000/app; by default the image's name
     pub(crate) target: Option<String>,
     /// Compress layers like this. By default, layers that the registry has and layers of a pulled image stay as they
     /// are; other layers are compressed with gzip

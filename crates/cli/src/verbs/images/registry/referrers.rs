@@ -23,7 +23,7 @@ use crate::verbs::images::registry::pull::{pauses, settings};
 // The image whose referrers are listed.
 #[derive(Debug, Args)]
 pub(crate) struct Referrers {
-    /// The image: alpine, ghcr.io/owner/app:1.2, localhost:5000/app@sha256:…
+    /// Image in a registry, such as alpine, ghcr.io/owner/app:1.2 or localhost:5000/app@sha256:…
     pub(crate) reference: String,
     /// List only this type, such as application/spdx+json
     #[arg(long = "type", value_name = "TYPE")]
