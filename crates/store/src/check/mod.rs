@@ -6,4 +6,5 @@ pub(crate) mod exposure;
 pub(crate) mod fsck;
 pub(crate) mod lacks;
 pub(crate) mod memory;
+pub(crate) mod other_data;
 pub(crate) mod repair;

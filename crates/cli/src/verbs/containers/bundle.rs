@@ -50,6 +50,9 @@ pub(crate) struct Bundle {
         conflicts_with_all = machine::REFUSED
     )]
     pub(crate) vm: Option<PathBuf>,
+    /// Also give the virtual machine devices that hold data of other images. Root in the machine can read all of it
+    #[arg(long, requires = "vm")]
+    pub(crate) shared_devices: bool,
     /// Name or id of the image, or the first digits of its id (6 or more)
     pub(crate) image: String,
     /// Empty or new directory for config.json and the root, which is mounted on rootfs
@@ -86,7 +89,9 @@ impl VerbArgs for Bundle {
 pub(crate) fn bundle(context: &Context, args: &Bundle) -> anyhow::Result<Answer> {
     if let Some(directory) = &args.vm {
         let (image, wanted) = (args.image.as_str(), &args.wanted);
-        return machine::bundle(context, &MachineRequest { image, wanted, directory });
+        let shared_devices = args.shared_devices;
+        let request = MachineRequest { image, wanted, shared_devices, directory };
+        return machine::bundle(context, &request);
     }
     let directory = args.directory.as_deref().context("the directory is missing")?;
     // Check this first, because it is the easiest error to fix.

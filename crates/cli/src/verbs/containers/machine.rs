@@ -16,11 +16,13 @@ use anyhow::{Context as _, bail};
 use container::root::filestore::{self, Backing};
 use container::root::{TrustedImage, WritableChoice};
 use image::erofs::read::{Cached, Image};
+use image::verity::ImageId;
 use kernel::files::{NameOutcome, link};
 use kernel::mount::Durability;
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
-use store::{Form, OpenImage, OpenImageError, Permitted, PermittedImage, Store};
+use store::{Digest, Form, OpenImage, OpenImageError, Permitted, PermittedImage, Store};
+use transfer::StoredImage;
 
 use crate::Answer;
 use crate::args::ContainerOptions;
@@ -86,6 +88,8 @@ pub(super) struct MachineRequest<'a> {
     pub(super) image: &'a str,
     /// The options, of which the parser has refused those of containers.
     pub(super) wanted: &'a ContainerOptions,
+    /// Whether the machine may get data of other images.
+    pub(super) shared_devices: bool,
     pub(super) directory: &'a Path,
 }
 
@@ -112,6 +116,9 @@ pub(super) fn bundle(context: &Context, args: &MachineRequest<'_>) -> anyhow::Re
             args.image
         );
     }
+    if !args.shared_devices {
+        check_devices(&store, image.id, trusted.found().manifest.as_ref(), args.image)?;
+    }
     // A name outside of the store is not known to it, so the data must be durable before.
     store.settle()?;
     let was_there = std::fs::symlink_metadata(directory).is_ok();
@@ -129,6 +136,25 @@ pub(super) fn bundle(context: &Context, args: &MachineRequest<'_>) -> anyhow::Re
     }
     out::print(context.json, &report, |it, out| it.write(out))?;
     Ok(Answer::Yes)
+}
+
+/// Refuses an image if its devices also have data of other images, which programs in the machine could read.
+fn check_devices(
+    store: &Store,
+    image: ImageId,
+    manifest: Option<&Digest>,
+    name: &str,
+) -> anyhow::Result<()> {
+    let documents = manifest.map(|it| StoredImage::load(store, it)).transpose()?;
+    let layers = documents.as_ref().map_or(&[][..], |it| it.config.diff_ids());
+    let devices = store.devices_with_other_data(&image, layers)?;
+    let Some(device) = devices.first() else { return Ok(()) };
+    let count = out::count(devices.len() as u64, "device");
+    bail!(
+        "{count} of image {image}, such as {device}, also hold data of other images, which root in the virtual \
+        machine could read: `quire export {name} erofs:FILE` makes a disk with its own data only, and \
+        --shared-devices accepts this"
+    )
 }
 
 /// Opens an image of which all data is in the store.

@@ -9,11 +9,11 @@ use testing::chunked::sha256;
 
 use crate::{Place, is_root, write};
 
-const TAR: &str = "application/vnd.oci.image.layer.v1.tar";
+pub(super) const TAR: &str = "application/vnd.oci.image.layer.v1.tar";
 const EROFS: &str = "application/vnd.erofs.layer.v1";
 
 /// Writes an OCI layout of an image with these uncompressed layers, given as media type and bytes.
-fn layout(place: &Place, name: &str, layers: &[(&str, Vec<u8>)]) -> PathBuf {
+pub(super) fn layout(place: &Place, name: &str, layers: &[(&str, Vec<u8>)]) -> PathBuf {
     let directory = place.path(name);
     let blobs = directory.join("blobs/sha256");
     std::fs::create_dir_all(&blobs).unwrap();

@@ -8,6 +8,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::disk::check_mounted;
+use super::erofs_layers::{TAR, layout};
 use crate::mounting::mounts::Unmount;
 use crate::{Place, is_before, is_memory, is_root, program, write};
 
@@ -96,6 +97,66 @@ fn the_disks_are_the_files_of_the_store() {
     // The store is sound, and counts a file once.
     assert_eq!(place.run("fsck").code, Some(0));
     assert_eq!(place.run("verify a").code, Some(0));
+}
+
+/// Devices are shared by the images of a store, and a machine gets whole devices.
+#[test]
+fn a_machine_gets_no_data_of_other_images() {
+    let place = Place::new();
+    let shared = testing::noise(300_000);
+    let secret: Vec<u8> = shared[..50_000].iter().map(|it| !it).collect();
+    for (tree, has_secret) in [("victim", true), ("attacker", false)] {
+        let tree = place.tree(tree, "x");
+        write(&tree.join("shared"), &shared, 0o644);
+        if has_secret {
+            write(&tree.join("secret"), &secret, 0o600);
+        }
+    }
+    place.out("import --quiet --form packed dir:victim victim");
+    place.out("import --quiet --form packed dir:attacker attacker");
+    place.out("filter --quiet --exclude secret victim filtered");
+    let has_secret = |told: &Value| {
+        let disk = flat(&place, told);
+        disk.windows(4096).any(|it| it == &secret[..4096])
+    };
+    for image in ["attacker", "filtered"] {
+        let refused = place.run(&format!("bundle --vm vm {image}"));
+        assert_eq!(refused.code, Some(2), "{}", refused.err);
+        let told = ["data of other images", "--shared-devices", "export"];
+        assert!(told.iter().all(|it| refused.err.contains(it)), "{}", refused.err);
+        assert!(!place.path("vm").exists());
+        let told = bundle(&place, &format!("--shared-devices --writable none --vm vm {image}"));
+        assert!(has_secret(&told), "{image}: the test shows nothing");
+        std::fs::remove_dir_all(place.path("vm")).unwrap();
+    }
+    let told = bundle(&place, "--writable none --vm vm victim");
+    assert!(has_secret(&told));
+}
+
+/// The data of a layer belongs to the image, also where a layer above hides it.
+#[test]
+fn a_machine_gets_all_layers_of_its_image() {
+    if !testing::programs(&["tar"]) {
+        return;
+    }
+    let place = Place::new();
+    for form in ["packed", "tar"] {
+        let mut layers = Vec::new();
+        for number in 0..2_u8 {
+            let tree = place.path(&format!("{form}-{number}"));
+            std::fs::create_dir(&tree).unwrap();
+            let hidden: Vec<u8> = testing::noise(90_000).iter().map(|it| it ^ number).collect();
+            write(&tree.join("hidden"), &hidden, 0o644);
+            write(&tree.join(number.to_string()), &testing::noise(20_000), 0o644);
+            let tar = place.path(&format!("{form}-{number}.tar"));
+            assert!(testing::trees::run("tar", &["-cf", tar.to_str().unwrap(), "."], &tree));
+            layers.push((TAR, std::fs::read(tar).unwrap()));
+        }
+        layout(&place, form, &layers);
+        place.out(&format!("import --quiet --form {form} oci:{form} {form}"));
+        let told = bundle(&place, &format!("--writable none --vm vm-{form} {form}"));
+        assert!(told["disks"].as_array().unwrap().len() >= 2, "{told}");
+    }
 }
 
 #[test]
