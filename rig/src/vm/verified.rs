@@ -34,6 +34,7 @@ if [ -e /dev/mapper/wrong ] && mount -t erofs -o ro /dev/mapper/wrong /lower; th
     echo mounted > /vm/wrong
 else
     echo refused > /vm/wrong
+    [ ! -e /dev/mapper/wrong ] || VERITYSETUP close wrong
 fi
 VERITYSETUP open /dev/vda1 root /dev/vda2 RIGHT
 VERITYSETUP open /dev/vdb1 damaged /dev/vdb2 RIGHT
@@ -80,7 +81,7 @@ pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()>
     )?;
     let told: serde_json::Value = serde_json::from_str(&told)?;
     let root_hash = told["rootHash"].as_str().context("the export tells no root hash")?;
-    let file = quire()?.args(["cat", "a", FILE]).output()?;
+    let file = quire()?.arg("cat").arg(format!("a:{FILE}")).output()?;
     if !file.status.success() {
         bail!("quire cat {FILE}: {}", String::from_utf8_lossy(&file.stderr));
     }
