@@ -24,7 +24,7 @@ pub use engines::{
 };
 
 /// Programs for tests and the demo, each with its Debian package.
-const PACKAGES: [(&str, &str); 40] = [
+const PACKAGES: [(&str, &str); 46] = [
     ("crun", "crun"),
     ("runc", "runc"),
     ("newuidmap", "uidmap"),
@@ -61,6 +61,13 @@ const PACKAGES: [(&str, &str); 40] = [
     ("ip", "iproute2"),
     ("curl", "curl"),
     ("systemd-analyze", "systemd"),
+    ("systemd-dissect", "systemd-container"),
+    ("veritysetup", "cryptsetup-bin"),
+    ("fsck.vfat", "dosfstools"),
+    ("mcopy", "mtools"),
+    ("objcopy", "binutils"),
+    // A file, which is found by its path.
+    ("/usr/lib/systemd/boot/efi/linuxx64.efi.stub", "systemd-boot-efi"),
     ("minisign", "minisign"),
     ("fish", "fish"),
     ("zsh", "zsh"),

@@ -60,6 +60,7 @@ pub fn test(cache: &Cache, quire: &Path) -> Result<()> {
         architecture: kernel.architecture,
         kernel: &kernel.image(),
         initramfs: &initramfs,
+        firmware: None,
         disks: &[&disk],
         share: None,
         memory: 1536,

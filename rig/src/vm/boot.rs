@@ -29,7 +29,7 @@ const GRACE: Duration = Duration::from_secs(60);
 ///
 /// QEMU's emulated TSC differs from the other clocks on some hosts. The kernel notices this after minutes ("Marking
 /// clocksource tsc unstable due to frequency skew"), and guests have hung after that. So the TSC is never used.
-const COMMAND_LINE: &str =
+pub(super) const COMMAND_LINE: &str =
     "panic=-1 loglevel=6 random.trust_cpu=on no_timer_check tsc=unstable clocksource=hpet";
 
 /// The configuration of a guest.
@@ -38,6 +38,8 @@ pub(crate) struct Machine<'a> {
     pub(crate) architecture: Architecture,
     pub(crate) kernel: &'a Path,
     pub(crate) initramfs: &'a Path,
+    /// Firmware for UEFI, which boots the first disk in place of the kernel above.
+    pub(crate) firmware: Option<&'a Path>,
     /// Disks, in order.
     pub(crate) disks: &'a [&'a Path],
     /// Socket of a virtiofsd, whose directory has the tag `quire`.
@@ -128,8 +130,12 @@ fn qemu(machine: &Machine<'_>) -> Result<Command> {
     command.args(architecture.machine()).args(["-smp", "1"]);
     command.args(["-m", &machine.memory.to_string()]);
     command.args(["-display", "none", "-no-reboot", "-nic", "none"]);
-    command.arg("-kernel").arg(machine.kernel).arg("-initrd").arg(machine.initramfs);
-    command.args(["-append", &format!("console={} {COMMAND_LINE}", architecture.console())]);
+    if let Some(firmware) = machine.firmware {
+        command.arg("-bios").arg(firmware);
+    } else {
+        command.arg("-kernel").arg(machine.kernel).arg("-initrd").arg(machine.initramfs);
+        command.args(["-append", &format!("console={} {COMMAND_LINE}", architecture.console())]);
+    }
     if let Some(socket) = machine.share {
         // The server reads and writes the guest's memory.
         let memory = format!("memory-backend-memfd,id=memory,size={}M,share=on", machine.memory);

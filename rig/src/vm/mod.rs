@@ -10,6 +10,7 @@ mod kernels;
 mod plan;
 mod root;
 mod systemd;
+mod verified;
 mod virtiofs;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -54,7 +55,7 @@ pub struct Args {
 }
 
 /// Programs for running guests, each with its Debian package.
-pub const PACKAGES: [(&str, &str); 7] = [
+pub const PACKAGES: [(&str, &str); 10] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
     ("mkfs.ext4", "e2fsprogs"),
@@ -62,6 +63,10 @@ pub const PACKAGES: [(&str, &str); 7] = [
     ("cpio", "cpio"),
     ("xz", "xz-utils"),
     ("apparmor_parser", "apparmor"),
+    ("veritysetup", "cryptsetup-bin"),
+    // Files, which are found by their paths.
+    ("/usr/share/ovmf/OVMF.fd", "ovmf"),
+    ("/usr/lib/systemd/boot/efi/linuxx64.efi.stub", "systemd-boot-efi"),
 ];
 
 pub fn run(args: &Args) -> Result<()> {
@@ -146,8 +151,15 @@ struct ImageTest {
     test: fn(&Cache, &Kernel, Each<'_>) -> Result<()>,
 }
 
-const IMAGE_TESTS: [ImageTest; 3] = [
+const IMAGE_TESTS: [ImageTest; 5] = [
     ImageTest { name: disk::NAME, about: disk::ABOUT, short: true, test: disk::test },
+    ImageTest { name: verified::NAME, about: verified::ABOUT, short: true, test: verified::test },
+    ImageTest {
+        name: verified::UKI_NAME,
+        about: verified::UKI_ABOUT,
+        short: false,
+        test: verified::test_uki,
+    },
     ImageTest { name: virtiofs::NAME, about: virtiofs::ABOUT, short: true, test: virtiofs::test },
     ImageTest { name: systemd::NAME, about: systemd::ABOUT, short: false, test: systemd::test },
 ];
@@ -270,6 +282,7 @@ fn life(
         architecture: kernel.architecture,
         kernel: &image,
         initramfs: &initramfs,
+        firmware: None,
         disks: &disks,
         share: None,
         memory,

@@ -83,6 +83,7 @@ pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()>
         architecture: kernel.architecture,
         kernel: &kernel.image(),
         initramfs: &initramfs,
+        firmware: None,
         disks: &[&disk],
         share: None,
         memory: 1536,

@@ -102,6 +102,7 @@ pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()>
         architecture: kernel.architecture,
         kernel: &kernel.image(),
         initramfs: &initramfs,
+        firmware: None,
         disks: &[],
         share: Some(&socket),
         memory: 1024,

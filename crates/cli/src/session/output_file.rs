@@ -62,24 +62,42 @@ pub(crate) fn output<T>(
         }
         Output::File(path) => path,
     };
-    let failed = || format!("cannot write {}", path.display());
+    let write = |file: &File| -> anyhow::Result<T> {
+        let mut out = std::io::BufWriter::with_capacity(1 << 20, file);
+        let done = write(&mut out)?;
+        let written = out.into_inner().map_err(std::io::IntoInnerError::into_error);
+        written.with_context(|| cannot_write(path))?;
+        Ok(done)
+    };
+    to_file(path, force, write, committing)
+}
+
+/// As [`output`], for a file, in which `write` can go back.
+pub(crate) fn to_file<T>(
+    path: &Path,
+    force: bool,
+    write: impl FnOnce(&File) -> anyhow::Result<T>,
+    committing: impl FnOnce(),
+) -> anyhow::Result<T> {
+    let failed = || cannot_write(path);
     // Overwrite the target of a symlink, not the symlink.
     let path = match path.canonicalize() {
         Ok(real) => real,
-        Err(_) => path.clone(),
+        Err(_) => path.to_owned(),
     };
     let parent = parent(&path);
     let outside = |error| Outside::File(parent.clone()).note(error);
     let draft = Draft::new(&parent).with_context(failed).map_err(outside)?;
-    let mut out = std::io::BufWriter::with_capacity(1 << 20, &draft.file);
-    let done = write(&mut out).map_err(outside)?;
-    let written = out.into_inner().map_err(std::io::IntoInnerError::into_error);
-    written.with_context(failed).map_err(outside)?;
+    let done = write(&draft.file).map_err(outside)?;
     committing();
     draft.file.sync_all().with_context(failed).map_err(outside)?;
     draft.publish(&path, force).with_context(failed).map_err(outside)?;
     File::open(&parent).and_then(|it| it.sync_all()).with_context(failed)?;
     Ok(done)
+}
+
+fn cannot_write(path: &Path) -> String {
+    format!("cannot write {}", path.display())
 }
 
 /// Returns the parent directory of a file.

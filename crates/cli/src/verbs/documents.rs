@@ -9,10 +9,14 @@ use super::command;
 use crate::verbs::VERBS;
 
 /// Quotes in documents that look like commands of Quire: the page, their beginning, and their meaning.
-const OTHERS: [(&str, &str, &str); 3] = [
+const OTHERS: [(&str, &str, &str); 7] = [
     ("docs/composefs-tools.md", "quire composefs ", "read before clap is asked"),
     ("docs/format/erofs-profile.md", "quire disk ", "text whose digest is an id"),
     ("docs/format/erofs-profile.md", "quire partition ", "text whose digest is an id"),
+    ("docs/format/erofs-profile.md", "quire signature ", "text whose digest is an id"),
+    ("docs/format/erofs-profile.md", "quire esp ", "text whose digest is an id"),
+    ("docs/format/erofs-profile.md", "quire verity ", "text whose digest is an id"),
+    ("docs/format/erofs-profile.md", "quire salt ", "text whose digest is a salt"),
 ];
 
 /// Words that stand for a verb, a command or more words.

@@ -8,8 +8,8 @@ use crate::output::progress;
 use crate::session::failure::FailureReport;
 use crate::verbs::containers::machine::MachineReport;
 use crate::verbs::containers::{changes, ps, wait};
-use crate::verbs::images::export::{
-    DiskReport, DockerReport, ErofsReport, ExportReport, LayoutReport, TarReport,
+use crate::verbs::images::export::reports::{
+    DiskReport, DockerReport, ErofsReport, ExportReport, ExtensionReport, LayoutReport, TarReport,
 };
 use crate::verbs::images::filter::FilterReport;
 use crate::verbs::images::images::{DamagedNameReport, SoundNameReport};
@@ -70,6 +70,7 @@ fn page() -> String {
     page.table::<ExportReport<TarReport>>("export tar:FILE", "");
     page.table::<ExportReport<ErofsReport>>("export erofs:FILE", "");
     page.table::<ExportReport<DiskReport>>("export disk:FILE", "");
+    page.table::<ExportReport<ExtensionReport>>("export sysext:FILE, confext:FILE", "");
     page.table::<ps::PsReport>("ps", "A list of objects, one for each container.");
     page.table::<crate::verbs::services::lazy::devices::LazyDeviceReport>(
         "ps --lazy",

@@ -1,58 +1,70 @@
-//! Writes a disk for a virtual machine: a partition table, and one partition with a self-contained image.
+//! Writes a disk for a virtual machine: a partition table, and one partition with a self-contained image. `verified`
+//! writes one with further partitions.
 //!
 //! Section 4.7 of `docs/format/erofs-profile.md` describes the layout. The disk is written from front to back. The
 //! image's first block contains its length, so this block is held back until the partition table is made.
 
-use std::collections::BTreeMap;
-use std::io::{self, Read, Seek, SeekFrom, Write};
+mod boot;
+mod der;
+mod fat;
+mod pe;
+mod signature;
+mod table;
+mod verified;
 
-use gpt::disk::LogicalBlockSize;
-use gpt::mbr::ProtectiveMBR;
-use gpt::partition::Partition;
-use gpt::partition_types::{OperatingSystem, Type};
-use gpt::{GptConfig, GptError};
+use std::io::{self, Write};
+
 use image::erofs::Flavor;
 use image::verity::ImageId;
 use store::{OperationError, Store};
 use uuid::Uuid;
 
+pub use self::boot::{BootError, BootFiles, BootProgram, StubError};
+pub use self::signature::{RootSigner, SignerError, SigningKey};
+use self::table::{DiskPartition, DiskTable, MIB, READ_ONLY, zeros};
+pub use self::verified::{VerifiedDisk, VerifiedDiskReport, to_verified_disk};
 use super::erofs::{PMEM_ALIGN, derived, image_only};
 use super::{ErofsReport, ExportError, Options};
-use crate::root_types::ROOT_TYPES;
+use crate::root_types::{ROOT_TYPES, RootTypes, root_types};
 
-/// Offset of the partition, and the alignment of its length and the disk's, as partitioning tools recommend. With DAX,
-/// the disk has the alignment of pmem devices.
-const MIB: u64 = 1 << 20;
-const SECTOR: u64 = 512;
-/// Sectors of the table behind the partition: 128 entries of 128 bytes, and the header. The table before the partition
-/// also contains the MBR.
-const BACKUP_SECTORS: u64 = 33;
 /// Size of a block of the image, in bytes. The image's length is a multiple of this.
 const BLOCK: usize = 4096;
 /// Offset of `blocks_lo` in the superblock, which begins at byte 1024. Source: Linux `fs/erofs/erofs_fs.h`, `struct
 /// erofs_super_block`.
 const BLOCKS_AT: usize = 1024 + 36;
-/// Flag for partitions that are mounted read-only, and therefore not grown. Source: Discoverable Partitions
-/// Specification, "Partition Attribute Flags".
-const READ_ONLY: u64 = 1 << 60;
 /// Name of the partition, for `root=PARTLABEL=root`.
 const NAME: &str = "root";
 
-/// Type of a root partition, which identifies the processor architecture of the root.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RootType(Uuid);
+/// Types of a root partition and of the partitions that verify it. They identify the processor architecture of the
+/// root.
+#[derive(Debug, Clone, Copy)]
+pub struct RootType(&'static RootTypes);
 
 impl RootType {
-    /// Returns the type for an architecture, named as in Go; `None` if it has none.
+    /// Returns the types for an architecture, named as in Go; `None` if it has none.
     #[must_use]
     pub fn for_architecture(architecture: &str) -> Option<Self> {
-        let found = ROOT_TYPES.iter().find(|(name, _)| *name == architecture);
-        found.map(|(_, number)| Self(Uuid::from_u128(*number)))
+        root_types(architecture).map(Self)
     }
 
-    /// Returns the architectures that have a type.
+    /// Returns the architectures that have types.
     pub fn architectures() -> impl Iterator<Item = &'static str> {
-        ROOT_TYPES.iter().map(|(name, _)| *name)
+        ROOT_TYPES.iter().map(|it| it.architecture)
+    }
+
+    /// Returns the type of the root partition.
+    fn root(self) -> Uuid {
+        Uuid::from_u128(self.0.root)
+    }
+
+    /// Returns the type of the partition with the hash tree.
+    fn verity(self) -> Uuid {
+        Uuid::from_u128(self.0.verity)
+    }
+
+    /// Returns the type of the partition with the signature.
+    fn signature(self) -> Uuid {
+        Uuid::from_u128(self.0.signature)
     }
 }
 
@@ -80,17 +92,42 @@ pub fn to_disk(
     out: &mut dyn Write,
     options: &Options<'_>,
 ) -> Result<DiskReport, ExportError> {
-    // Disks with different bytes have different ids.
-    let (suffix, align) = match flavor {
-        Flavor::Dax => (" dax", PMEM_ALIGN),
-        Flavor::Linux | Flavor::Gvisor => ("", MIB),
+    let variant = Variant::of(flavor);
+    let ids = Ids {
+        disk: variant.guid("disk", root, id, ""),
+        root,
+        partition: variant.guid("partition", root, id, ""),
+        align: variant.align,
     };
-    let guid = |what| Uuid::from_bytes(derived(&format!("quire {what} {} {id}{suffix}", root.0)));
-    let ids = Ids { disk: guid("disk"), root, partition: guid("partition"), align };
     let mut disk = Disk { out, ids, start: Vec::with_capacity(BLOCK), layout: None, written: 0 };
     let image = image_only(store, id, flavor, &mut disk, options)?;
     let bytes = disk.finish().map_err(OperationError::of("make", "the disk"))?;
     Ok(DiskReport { image, bytes, partition: ids.partition })
+}
+
+/// The differences between disks of two flavors.
+#[derive(Debug, Clone, Copy)]
+struct Variant {
+    /// Disks with different bytes have different ids, so this is in the texts that ids are derived from.
+    suffix: &'static str,
+    /// Alignment of the disk's length in bytes, a multiple of [`MIB`]. With DAX, it is that of pmem devices.
+    align: u64,
+}
+
+impl Variant {
+    fn of(flavor: Flavor) -> Self {
+        match flavor {
+            Flavor::Dax => Self { suffix: " dax", align: PMEM_ALIGN },
+            Flavor::Linux | Flavor::Gvisor => Self { suffix: "", align: MIB },
+        }
+    }
+
+    /// Derives a UUID from what it is for, from the image, and from `more`, which begins with a space unless it is
+    /// empty.
+    fn guid(self, what: &str, root: RootType, id: &ImageId, more: &str) -> Uuid {
+        let (root, suffix) = (root.root(), self.suffix);
+        Uuid::from_bytes(derived(&format!("quire {what} {root} {id}{suffix}{more}")))
+    }
 }
 
 /// UUIDs in a partition table, and the alignment of the disk's length.
@@ -103,13 +140,11 @@ struct Ids {
     align: u64,
 }
 
-/// Lengths of the image and the disk in bytes, and the tables at both ends of the disk.
+/// Lengths of the image in bytes, and the table.
 #[derive(Debug)]
 struct Layout {
     image: u64,
-    head: Vec<u8>,
-    tail: Vec<u8>,
-    bytes: u64,
+    table: DiskTable,
 }
 
 /// A writer that takes the image's bytes and writes the disk.
@@ -138,8 +173,8 @@ impl Write for Disk<'_> {
             blocks.copy_from_slice(&self.start[BLOCKS_AT..BLOCKS_AT + 4]);
             let image = u64::from(u32::from_le_bytes(blocks)) * BLOCK as u64;
             let layout = Layout::for_image(image, &self.ids)?;
-            self.out.write_all(&layout.head)?;
-            zeros(self.out, MIB - layout.head.len() as u64)?;
+            self.out.write_all(&layout.table.head)?;
+            zeros(self.out, MIB - layout.table.head.len() as u64)?;
             self.out.write_all(&self.start)?;
             self.written = BLOCK as u64;
             self.layout = Some(layout);
@@ -162,107 +197,25 @@ impl Disk<'_> {
                 self.written
             )));
         };
-        zeros(self.out, layout.bytes - MIB - layout.image - layout.tail.len() as u64)?;
-        self.out.write_all(&layout.tail)?;
+        let table = layout.table;
+        zeros(self.out, table.bytes - MIB - layout.image - table.tail.len() as u64)?;
+        self.out.write_all(&table.tail)?;
         self.out.flush()?;
-        Ok(layout.bytes)
+        Ok(table.bytes)
     }
 }
 
 impl Layout {
     fn for_image(image: u64, ids: &Ids) -> io::Result<Self> {
-        let partition = image.next_multiple_of(MIB);
-        let bytes = (MIB + partition + BACKUP_SECTORS * SECTOR).next_multiple_of(ids.align);
-        let failed = |error: GptError| match error {
-            GptError::Io(error) => error,
-            error => io::Error::other(error),
-        };
-        let mut ends = Ends::new(bytes);
-        // The field has 32 bits: larger disks have all bits set. Source: UEFI 2.10, 5.2.3 "Protective MBR".
-        let sectors = u32::try_from(bytes / SECTOR - 1).unwrap_or(u32::MAX);
-        ProtectiveMBR::with_lb_size(sectors).overwrite_lba0(&mut ends).map_err(io::Error::other)?;
-        let config = GptConfig::new().writable(true).logical_block_size(LogicalBlockSize::Lb512);
-        let mut table = config.create_from_device(ends, Some(ids.disk)).map_err(failed)?;
-        let entry = Partition {
-            part_type_guid: Type { guid: ids.root.0, os: OperatingSystem::Linux },
-            part_guid: ids.partition,
-            first_lba: MIB / SECTOR,
-            last_lba: (MIB + partition) / SECTOR - 1,
+        let partition = DiskPartition {
+            kind: ids.root.root(),
+            id: ids.partition,
+            name: NAME,
             flags: READ_ONLY,
-            name: NAME.to_owned(),
+            bytes: image.next_multiple_of(MIB),
         };
-        table.update_partitions(BTreeMap::from([(1, entry)])).map_err(failed)?;
-        let Ends { head, tail, .. } = table.write().map_err(failed)?;
-        Ok(Self { image, head, tail, bytes })
+        Ok(Self { image, table: DiskTable::new(ids.disk, &[partition], ids.align)? })
     }
-}
-
-/// A disk with only its beginning and its end in memory, into which the partition table is written.
-#[derive(Debug)]
-struct Ends {
-    bytes: u64,
-    position: u64,
-    head: Vec<u8>,
-    tail: Vec<u8>,
-}
-
-impl Ends {
-    fn new(bytes: u64) -> Self {
-        let zeros = |sectors: u64| (0..sectors * SECTOR).map(|_| 0).collect();
-        Self { bytes, position: 0, head: zeros(1 + BACKUP_SECTORS), tail: zeros(BACKUP_SECTORS) }
-    }
-
-    /// Returns the bytes from the position to the end of the part that contains it: the beginning or the end of the
-    /// disk. Returns an error if the position is between these parts.
-    fn here(&mut self) -> io::Result<&mut [u8]> {
-        let tail = self.bytes - self.tail.len() as u64;
-        let (end, start) = match self.position.checked_sub(tail) {
-            Some(behind) => (&mut self.tail, behind),
-            None => (&mut self.head, self.position),
-        };
-        let here = usize::try_from(start).ok().and_then(|start| end.get_mut(start..));
-        here.ok_or_else(|| io::Error::other("the partition table would overwrite the image"))
-    }
-}
-
-impl Read for Ends {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let here = self.here()?;
-        let count = into.len().min(here.len());
-        into[..count].copy_from_slice(&here[..count]);
-        self.position += count as u64;
-        Ok(count)
-    }
-}
-
-impl Write for Ends {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let here = self.here()?;
-        let count = bytes.len().min(here.len());
-        here[..count].copy_from_slice(&bytes[..count]);
-        self.position += count as u64;
-        Ok(count)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Seek for Ends {
-    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        let place = match to {
-            SeekFrom::Start(place) => Some(place),
-            SeekFrom::End(from) => self.bytes.checked_add_signed(from),
-            SeekFrom::Current(from) => self.position.checked_add_signed(from),
-        };
-        self.position = place.ok_or_else(|| io::Error::other("cannot seek to before the disk"))?;
-        Ok(self.position)
-    }
-}
-
-fn zeros(out: &mut dyn Write, count: u64) -> io::Result<()> {
-    io::copy(&mut io::repeat(0).take(count), out).map(drop)
 }
 
 #[cfg(test)]

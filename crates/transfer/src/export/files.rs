@@ -31,6 +31,22 @@ pub(super) fn content_bytes(tree: &Tree) -> u64 {
     tree.files().map(|(_, content)| content.size()).sum()
 }
 
+/// Reads a file that is known to be small, without reporting progress.
+pub(super) fn read(
+    store: &Store,
+    path: &[u8],
+    content: Content<'_>,
+    options: &Options<'_>,
+) -> Result<Vec<u8>, ExportError> {
+    let options = Options { progress: &|_| (), ..*options };
+    let mut bytes = Vec::new();
+    FileContents::new(store, &options).give(path, content, &mut |piece| {
+        bytes.extend_from_slice(piece);
+        Ok(())
+    })?;
+    Ok(bytes)
+}
+
 /// A reader of files' contents.
 pub(super) struct FileContents<'a> {
     store: &'a Store,

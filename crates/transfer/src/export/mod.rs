@@ -1,9 +1,9 @@
 //! Exports images: exact layers, manifests with their blobs, layouts, archives, flat tars, EROFS images with all
-//! their files, and disks with such an image.
+//! their files, and disks with such an image. System extensions are EROFS images or disks.
 //!
 //! [`plan()`] selects the bytes for each layer of a manifest, and compresses layers where needed. A push sends the
 //! blobs of a plan, and [`to_layout`] writes them into a directory. [`to_docker_archive`], [`to_tar`], [`to_erofs`]
-//! and `to_disk` write one stream.
+//! and `to_disk` write one stream, and `to_verified_disk` a file.
 //!
 //! Stored bytes are not trusted: a reader holds back the last bytes until the digest of all bytes is known, and
 //! returns an error if the digest is wrong. Memory is bounded for images of any size.
@@ -16,6 +16,7 @@ mod copy_error;
 mod disk;
 mod erofs;
 mod error;
+mod extension;
 mod files;
 mod flatten;
 mod gzip;
@@ -33,9 +34,13 @@ pub use composefs_id::{ComposefsIdError, IdFormat, SealedTree, composefs_id};
 pub use compress::{Encoding, PackedLayer, pack};
 pub use copy_error::CopyError;
 #[cfg(feature = "disk")]
-pub use disk::{DiskReport, RootType, to_disk};
+pub use disk::{
+    BootError, BootFiles, BootProgram, DiskReport, RootSigner, RootType, SignerError, SigningKey,
+    StubError, VerifiedDisk, VerifiedDiskReport, to_disk, to_verified_disk,
+};
 pub use erofs::{ErofsReport, to_erofs};
 pub use error::ExportError;
+pub use extension::{ExtensionError, ExtensionKind, ExtensionRelease, check_extension};
 pub(crate) use files::tree;
 pub use flatten::{TarReport, to_tar};
 pub use layout::{LayoutReport, to_layout};

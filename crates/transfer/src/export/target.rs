@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use image::erofs::Flavor;
 use store::{RefName, RefNameError};
 
+use super::ExtensionKind;
+
 /// A file, or standard output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output {
@@ -34,6 +36,8 @@ pub enum Target {
     Tar(Output),
     /// `disk:FILE`: a raw disk with a partition table and one EROFS image with all files in it.
     Disk(Output),
+    /// `sysext:FILE` or `confext:FILE`: an extension of a host's file system.
+    Extension { kind: ExtensionKind, file: Output },
     /// `erofs:FILE` or `gvisor:FILE`: one EROFS image with all files in it.
     Erofs {
         /// Linux or gVisor.
@@ -48,7 +52,7 @@ pub enum TargetError {
     /// The text does not begin with a known kind and a colon.
     #[error(
         "\"{}\" is not an export target: write oci:DIR[:TAG], docker-archive:FILE[:NAME], tar:FILE, \
-         erofs:FILE, gvisor:FILE, disk:FILE, or changes:FILE for a container",
+         erofs:FILE, gvisor:FILE, disk:FILE, sysext:FILE, confext:FILE, or changes:FILE for a container",
         .0.display()
     )]
     Kind(OsString),
@@ -95,6 +99,8 @@ impl Target {
             b"tar" => Ok(Self::Tar(output(rest)?)),
             b"disk" => Ok(Self::Disk(output(rest)?)),
             b"erofs" => Ok(Self::Erofs { flavor: Flavor::Linux, file: output(rest)? }),
+            b"sysext" => Ok(Self::Extension { kind: ExtensionKind::Sysext, file: output(rest)? }),
+            b"confext" => Ok(Self::Extension { kind: ExtensionKind::Confext, file: output(rest)? }),
             b"gvisor" => Ok(Self::Erofs { flavor: Flavor::Gvisor, file: output(rest)? }),
             _ => Err(TargetError::Kind(text.to_owned())),
         }
@@ -134,9 +140,12 @@ mod tests {
         check("erofs:a:b", "Erofs { flavor: Linux, file: File(\"a:b\") }");
         check("disk:a:b", "Disk(File(\"a:b\"))");
         check("disk:", "\"disk:\" names no file");
+        check("sysext:a.raw", "Extension { kind: Sysext, file: File(\"a.raw\") }");
+        check("confext:-", "Extension { kind: Confext, file: Stdout }");
+        check("confext:", "\"confext:\" names no file");
         check("gvisor:-", "Erofs { flavor: Gvisor, file: Stdout }");
         let kinds = "is not an export target: write oci:DIR[:TAG], docker-archive:FILE[:NAME], tar:FILE, erofs:FILE, \
-                     gvisor:FILE, disk:FILE, or changes:FILE for a container";
+                     gvisor:FILE, disk:FILE, sysext:FILE, confext:FILE, or changes:FILE for a container";
         check("a.tar", &format!("\"a.tar\" {kinds}"));
         check("dir:a", &format!("\"dir:a\" {kinds}"));
         check("oci:", "\"oci:\" names no file");

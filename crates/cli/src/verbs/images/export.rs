@@ -1,4 +1,10 @@
-//! `export`: writes an image as a layout, an archive, a tar, an EROFS image or a disk.
+//! `export`: writes an image as a layout, an archive, a tar, an EROFS image, a disk or an extension.
+
+#[cfg(feature = "disk")]
+mod disk;
+mod disk_options;
+mod extension;
+pub(crate) mod reports;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -13,12 +19,15 @@ use clap::Args;
 use image::erofs::Flavor;
 use image::verity::ImageId;
 use oci::Digest;
-use serde::Serialize;
 use store::{Resolved, Store};
-use transfer::export::{Compression, ExportPlan, How, Options, Output, Target};
+use transfer::export::{Compression, How, Options, Output, Target};
 use transfer::import::Unsupported;
 use transfer::progress::Event;
 
+use self::disk_options::DiskOptions;
+use self::reports::{
+    DockerReport, ErofsReport, ExportReport, Exported, LayoutReport, TarReport, layers,
+};
 use crate::output::report::{self, Bytes, Seconds, count};
 use crate::session::context::{Context, Outside};
 use crate::session::layers;
@@ -28,10 +37,6 @@ use crate::verbs::VerbArgs;
 use crate::verbs::containers::changes::{ChangesOptions, changes_file, export_changes};
 use crate::verbs::images::file_listing;
 use crate::{Answer, args};
-#[cfg(feature = "disk")]
-use oci::manifest::Platform;
-#[cfg(feature = "disk")]
-use transfer::export::RootType;
 
 // The image, and where it is written.
 #[derive(Debug, Args)]
@@ -41,7 +46,7 @@ pub(crate) struct Export {
     pub(crate) name: String,
     // This is not a doc comment, because rustdoc would parse the brackets as a link.
     #[arg(
-        help = "oci:DIR[:TAG], docker-archive:FILE[:NAME], tar:FILE, erofs:FILE, gvisor:FILE, disk:FILE or changes:FILE (FILE - for standard output)"
+        help = "oci:DIR[:TAG], docker-archive:FILE[:NAME], tar:FILE, erofs:FILE, gvisor:FILE, disk:FILE, sysext:FILE, confext:FILE or changes:FILE (FILE - for standard output)"
     )]
     pub(crate) target: OsString,
     /// Compress the layers of an OCI layout like this; by default as-it-was
@@ -60,9 +65,8 @@ pub(crate) struct Export {
     /// by DAX
     #[arg(long)]
     pub(crate) dax: bool,
-    /// Platform of a disk, as linux/architecture; by default the image's, else this machine's
-    #[arg(long, value_name = "PLATFORM")]
-    pub(crate) platform: Option<String>,
+    #[command(flatten)]
+    pub(crate) disk: DiskOptions,
 }
 
 impl VerbArgs for Export {
@@ -83,6 +87,18 @@ impl VerbArgs for Export {
         EROFS and a driver for the disk, and `root=PARTLABEL=root rootfstype=erofs ro` (or `root=PARTUUID=` \
         with the id that Quire prints). An initramfs that finds roots by their type, such as systemd's, works \
         as well. The same image always gives the same bytes.\n\n\
+        With `--verity`, the disk also has a partition with a dm-verity hash tree, by which the kernel verifies each \
+        read of the root, and Quire prints the root hash. Start the machine with `roothash=` and this hash: systemd \
+        finds both partitions, whose ids are the halves of the hash, and nothing else is a root. `--private-key` and \
+        `--certificate` add a partition with a PKCS#7 signature of the root hash, for hosts that have the certificate \
+        in `/etc/verity.d` or in the kernel. The same image, key and certificate always give the same bytes.\n\n\
+        With `--bootable`, the disk boots by itself on machines with UEFI: an EFI system partition has a unified \
+        kernel image, which is systemd's stub with the files of `--kernel` and `--initrd`, and with a command line of \
+        the root hash and `--cmdline`. The initrd must open the root by `roothash=`, as systemd's does.\n\n\
+        `sysext:NAME.raw` and `confext:NAME.raw` are extensions of a host with systemd: they add files below `/usr` \
+        and `/opt`, or below `/etc`. Quire checks that the image has the file `extension-release.NAME` with an `ID`, \
+        and nothing that hosts would ignore or refuse. The file is an EROFS image; with `--verity` or \
+        `--private-key`, it is a disk as above.\n\n\
         `--dax` is for virtual machines that get `erofs:FILE` or `disk:FILE` as persistent memory (virtio-pmem) and \
         mount it with `-o dax=always`. The guest then maps files from the host's page cache, and caches nothing \
         itself. Without `--dax`, the ends of most files are stored beside their metadata, and Linux cannot map such \
@@ -90,7 +106,7 @@ impl VerbArgs for Export {
         devices need. For other disks, `--dax` only makes the image larger.\n\n\
         `changes:FILE` is the tar of a container's changes: the layer that `quire commit` would add to its image. \
         Quire pauses a running container while it reads the changes.";
-    const EXAMPLES: &'static str = "quire export app oci:./layout\n  quire export app erofs:app.erofs\n  quire export app tar:- | tar t\n  quire export web changes:changes.tar";
+    const EXAMPLES: &'static str = "quire export app oci:./layout\n  quire export app erofs:app.erofs\n  quire export app tar:- | tar t\n  quire export web changes:changes.tar\n  quire export app disk:app.disk --verity";
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         export(context, self)
@@ -140,6 +156,7 @@ pub(crate) fn export(context: &Context, args: &Export) -> anyhow::Result<Answer>
             | Target::Tar(Output::Stdout)
             | Target::Erofs { file: Output::Stdout, .. }
             | Target::Disk(Output::Stdout)
+            | Target::Extension { file: Output::Stdout, .. }
     ) {
         return Ok(Answer::Yes);
     }
@@ -164,20 +181,15 @@ fn check_options_of_changes(args: &Export) -> anyhow::Result<()> {
             compressor"
         );
     }
-    if args.platform.is_some() {
-        bail!("--platform needs disk:FILE");
-    }
     if args.dax {
         bail!("--dax needs erofs:FILE or disk:FILE");
     }
-    Ok(())
+    args.disk.check(None)
 }
 
 /// Checks options and output before anything is opened.
 fn check(context: &Context, args: &Export, target: &Target) -> anyhow::Result<()> {
-    if args.platform.is_some() && !matches!(target, Target::Disk(_)) {
-        bail!("--platform needs disk:FILE");
-    }
+    args.disk.check(Some(target))?;
     match target {
         Target::Erofs { flavor: Flavor::Gvisor, .. } if args.dax => {
             bail!("--dax does not work with gvisor:FILE, which gVisor always maps: leave it out")
@@ -192,188 +204,12 @@ fn check(context: &Context, args: &Export, target: &Target) -> anyhow::Result<()
         Target::Tar(file) => ("a flat tar", file),
         Target::Erofs { file, .. } => ("an EROFS image", file),
         Target::Disk(file) => ("a disk", file),
+        Target::Extension { file, .. } => ("an extension", file),
     };
     if matches!(args.compression, Some(args::Compression::Gzip | args::Compression::Zstd)) {
         bail!("{what} cannot be compressed: write to - and pipe it into a compressor");
     }
     check_output(context, output, args.force)
-}
-
-/// Report of `export --json`.
-#[derive(Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct ExportReport<T> {
-    #[serde(flatten)]
-    exported: T,
-    /// Image id.
-    image: String,
-    /// Duration of the export.
-    seconds: Seconds,
-}
-
-impl ExportReport<Exported> {
-    fn text(&self) -> String {
-        format!("{}\n{:.2} s", self.exported.text(), self.seconds.0)
-    }
-}
-
-/// The report of a kind of output.
-#[derive(Serialize)]
-#[serde(untagged)]
-enum Exported {
-    Layout(LayoutReport),
-    Docker(DockerReport),
-    Tar(TarReport),
-    Erofs(ErofsReport),
-    #[cfg(feature = "disk")]
-    Disk(DiskReport),
-}
-
-impl Exported {
-    fn text(&self) -> String {
-        match self {
-            Self::Layout(it) => it.text(),
-            Self::Docker(it) => it.text(),
-            Self::Tar(it) => it.text(),
-            Self::Erofs(it) => it.text(),
-            #[cfg(feature = "disk")]
-            Self::Disk(it) => it.text(),
-        }
-    }
-}
-
-#[derive(Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct LayoutReport {
-    /// Digest of the manifest in the layout.
-    manifest: String,
-    /// Whether the manifest is the one that the image came with.
-    unchanged: bool,
-    /// The layers, lowest first.
-    layers: Vec<LayerReport>,
-    /// Number of blobs that were written.
-    blobs_added: usize,
-    /// Size of the blobs that were written.
-    bytes_added: Bytes,
-    /// Number of blobs that the layout had already.
-    blobs_reused: usize,
-}
-
-#[derive(Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct LayerReport {
-    /// Digest of the uncompressed tar.
-    diff_id: String,
-    /// Digest of the blob.
-    digest: String,
-    /// Media type of the blob.
-    media_type: String,
-    /// Size of the blob.
-    bytes: Bytes,
-    /// `kept` (the original blob), `reused` (a blob that the layout had), `plain` (the tar), or `compressed` again.
-    from: &'static str,
-}
-
-impl LayoutReport {
-    fn text(&self) -> String {
-        format!(
-            "manifest {}\n{}; {} added ({}), {} already in the layout",
-            self.manifest,
-            count(self.layers.len(), "layer"),
-            count(self.blobs_added, "blob"),
-            report::size(self.bytes_added.0),
-            self.blobs_reused
-        )
-    }
-}
-
-#[derive(Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct DockerReport {
-    /// Digest of the configuration, which Docker calls the image's id.
-    config: String,
-    /// Names in the archive.
-    names: Vec<String>,
-    /// Diff ids of the layers, lowest first.
-    layers: Vec<String>,
-    /// Size of the archive.
-    bytes: Bytes,
-}
-
-impl DockerReport {
-    fn text(&self) -> String {
-        let names: String = self.names.iter().map(|it| format!("name  {it}\n")).collect();
-        let (layers, size) = (count(self.layers.len(), "layer"), report::size(self.bytes.0));
-        format!("image {}\n{names}{layers}, {size}", self.config)
-    }
-}
-
-#[derive(Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct TarReport {
-    /// Number of entries in the tar.
-    entries: u64,
-    /// Size of the tar.
-    bytes: Bytes,
-    /// Paths of files that a tar cannot hold. Bytes other than printable ASCII are `\xHH`.
-    skipped: Vec<String>,
-}
-
-impl TarReport {
-    fn text(&self) -> String {
-        format!("{}, {}", count(self.entries, "entry"), report::size(self.bytes.0))
-    }
-}
-
-#[derive(Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct ErofsReport {
-    /// Number of inodes in the image.
-    inodes: u64,
-    /// Size of the image.
-    bytes: Bytes,
-    /// Number of files whose extended attributes were left out, because gVisor cannot read them.
-    without_xattrs: u64,
-    /// Number of devices whose numbers were left out, because gVisor cannot read them.
-    without_numbers: u64,
-}
-
-impl ErofsReport {
-    fn text(&self) -> String {
-        format!("{}, {}", count(self.inodes, "inode"), report::size(self.bytes.0))
-    }
-}
-
-#[cfg(feature = "disk")]
-#[derive(Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct DiskReport {
-    /// Processor architecture of the disk, as OCI names it.
-    architecture: String,
-    /// UUID of the root partition.
-    partition: String,
-    /// Number of inodes in the image.
-    inodes: u64,
-    /// Size of the image.
-    image_bytes: Bytes,
-    /// Size of the disk.
-    bytes: Bytes,
-}
-
-#[cfg(feature = "disk")]
-impl DiskReport {
-    fn text(&self) -> String {
-        let Self { architecture, partition, inodes, .. } = self;
-        let (inodes, size) = (count(*inodes, "inode"), report::size(self.bytes.0));
-        format!("PARTUUID={partition} for {architecture}\n{inodes}, {size}")
-    }
 }
 
 struct ExportRun<'a> {
@@ -411,6 +247,7 @@ impl ExportRun<'_> {
             Target::Erofs { flavor: Flavor::Linux, file } => self.erofs(self.flavor(), file),
             Target::Erofs { flavor, file } => self.erofs(*flavor, file),
             Target::Disk(file) => self.disk(file),
+            Target::Extension { kind, file } => self.extension(*kind, file),
         }
     }
 
@@ -524,61 +361,6 @@ impl ExportRun<'_> {
         )
     }
 
-    #[cfg(feature = "disk")]
-    fn disk(&self, file: &Output) -> anyhow::Result<Exported> {
-        let architecture = self.architecture()?;
-        let root = RootType::for_architecture(&architecture).with_context(|| {
-            let known: Vec<_> = RootType::architectures().collect();
-            format!(
-                "the architecture {architecture:?} has no type of root partition: choose another \
-                with --platform linux/ARCHITECTURE, one of {}",
-                known.join(", ")
-            )
-        })?;
-        let written = self.output(file, |out| {
-            Ok(transfer::export::to_disk(
-                self.store,
-                &self.found.image,
-                root,
-                self.flavor(),
-                out,
-                self.options,
-            )?)
-        })?;
-        Ok(Exported::Disk(DiskReport {
-            architecture,
-            partition: written.partition.to_string(),
-            inodes: written.image.inodes,
-            image_bytes: Bytes(written.image.bytes),
-            bytes: Bytes(written.bytes),
-        }))
-    }
-
-    /// Returns the processor architecture of the image.
-    #[cfg(feature = "disk")]
-    fn architecture(&self) -> anyhow::Result<String> {
-        if let Some(platform) = &self.args.platform {
-            let platform: Platform = platform.parse()?;
-            if platform.os != "linux" {
-                bail!("--platform {platform}: disks support only linux");
-            }
-            return Ok(platform.architecture);
-        }
-        let said = match &self.found.manifest {
-            Some(manifest) => transfer::export::architecture(self.store, manifest)?,
-            None => None,
-        };
-        Ok(said.unwrap_or_else(|| {
-            let here = Platform::of_this_machine();
-            self.context.remark(&format!(
-                "{} does not state its processor: the disk is for {here}, like this machine; \
-                --platform chooses another",
-                self.args.name
-            ));
-            here.architecture.clone()
-        }))
-    }
-
     /// Like [`output`], with the options of this export.
     fn output<T>(
         &self,
@@ -587,20 +369,4 @@ impl ExportRun<'_> {
     ) -> anyhow::Result<T> {
         output(file, self.args.force, write, || (self.options.progress)(Event::Committing))
     }
-}
-
-fn layers(plan: &ExportPlan) -> Vec<LayerReport> {
-    let layers = plan.layers.iter().map(|layer| LayerReport {
-        diff_id: layer.diff_id.to_string(),
-        digest: layer.descriptor.digest.to_string(),
-        media_type: layer.descriptor.media_type.clone(),
-        bytes: Bytes(layer.descriptor.size),
-        from: match layer.how {
-            How::There => "reused",
-            How::Kept => "kept",
-            How::Plain => "plain",
-            How::Compressed | How::New => "compressed",
-        },
-    });
-    layers.collect()
 }

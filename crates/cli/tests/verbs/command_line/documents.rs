@@ -18,7 +18,7 @@ use crate::{Place, Ran, add_programs, is_root, write};
 
 /// Lines of pages and examples that are not run: the page or `help VERB`, the beginning of the line, and the
 /// reason.
-const NOT_RUN: [(&str, &str, &str); 67] = [
+const NOT_RUN: [(&str, &str, &str); 68] = [
     ("README.md", "sudo apt install ", "installs a release; the tier `package` does it"),
     ("README.md", "sudo ./install.sh", "installs a release"),
     ("docs/docker-users.md", "buildah ", "buildah; the tests `makers` import its images"),
@@ -31,6 +31,7 @@ const NOT_RUN: [(&str, &str, &str); 67] = [
     ("docs/getting-started.md", "sudo ./install.sh", "installs a release"),
     ("docs/os-images.md", "sudo systemd-sysext ", "changes /usr of the host"),
     ("docs/os-images.md", "hello-sysext ", "as above"),
+    ("docs/os-images.md", "quire export --bootable ", "a kernel; the tests `verified_disk` do it"),
     ("README.md", "make demo", "builds Quire, and takes minutes"),
     ("README.md", "make test", "runs this test"),
     ("docs/containers.md", "quire run -d --name step --network host", "downloads from Debian"),

@@ -16,3 +16,4 @@ pub(super) mod machine;
 pub(super) mod merge;
 pub(super) mod pieces;
 pub(super) mod platforms;
+pub(super) mod verified_disk;

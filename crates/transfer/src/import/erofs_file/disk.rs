@@ -10,7 +10,7 @@ use flate2::Crc;
 use image::erofs::layout::{SUPERBLOCK_MAGIC, SUPERBLOCK_OFFSET};
 use image::erofs::read::ReadAt;
 
-use crate::root_types::{ROOT_TYPES, type_bytes};
+use crate::root_types::{ROOT_TYPES, root_types, type_bytes};
 
 /// Sizes of sectors in bytes.
 const SECTORS: [u64; 2] = [512, 4096];
@@ -68,8 +68,7 @@ struct Partition {
 /// the only partition with EROFS.
 pub(super) fn root(disk: &impl ReadAt, architecture: &str) -> Result<Range<u64>, DiskError> {
     let partitions = partitions(disk)?;
-    let wanted = ROOT_TYPES.iter().find(|(name, _)| *name == architecture);
-    let wanted = wanted.map(|(_, number)| type_bytes(*number));
+    let wanted = root_types(architecture).map(|it| type_bytes(it.root));
     let roots: Vec<_> = partitions.iter().filter(|it| Some(it.kind) == wanted).collect();
     let erofs: Vec<_> = partitions.iter().filter(|it| it.has_erofs).collect();
     let (([chosen], _) | ([], [chosen])) = (&roots[..], &erofs[..]) else {
@@ -87,9 +86,9 @@ pub(super) fn root(disk: &impl ReadAt, architecture: &str) -> Result<Range<u64>,
 impl Partition {
     /// Describes the partition for people.
     fn shown(&self) -> String {
-        let root = ROOT_TYPES.iter().find(|(_, number)| type_bytes(*number) == self.kind);
+        let root = ROOT_TYPES.iter().find(|it| type_bytes(it.root) == self.kind);
         let mut words = Vec::new();
-        words.extend(root.map(|(name, _)| format!("root of {name}")));
+        words.extend(root.map(|it| format!("root of {}", it.architecture)));
         words.extend(self.has_erofs.then(|| "EROFS".to_owned()));
         let words = match words.join(", ") {
             words if words.is_empty() => String::new(),
