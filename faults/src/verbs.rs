@@ -148,6 +148,10 @@ pub(super) const VERBS: &[Verb] = &[
     makes("merge", App, "merge app:1 old:1 new:1"),
     makes("filter", App, "filter app:1 new:1 --include /etc"),
     makes("tag", App, "tag app:1 new:1"),
+    Verb {
+        before: &["!openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out out/key"],
+        ..plain("sign", App, "sign app:1 --key out/key")
+    },
     plain("rmi", App, "rmi app:1"),
     Verb { before: &["rmi app:1", "rmi packed:1"], ..plain("gc", App, "gc") },
     Verb { before: &["rmi app:1"], ..plain("gc of a packed image", App, "gc") },

@@ -19,8 +19,9 @@ use rig::process::repository;
 
 /// Maximum number of packages in Cargo.lock. Each package is code that runs with the users' rights, so raise the
 /// number deliberately. HTTP and TLS brought 115, half of them for systems that Quire is never built for. gRPC, which
-/// engines use, brought 24. Varlink brought 22, of which those of zlink's other runtime are never built.
-const MOST_PACKAGES: usize = 325;
+/// engines use, brought 24. Varlink brought 22, of which those of zlink's other runtime are never built. The encryption
+/// of private keys brought 10.
+const MOST_PACKAGES: usize = 335;
 
 /// Number of lines from which a file should be split, according to the style rules.
 const MOST_LINES: usize = 700;
@@ -246,9 +247,9 @@ fn every_crate_takes_the_lints_and_only_kernel_is_unsafe() {
     }
 }
 
-/// Programs of every Debian system with a compiler, which tests may call without a check.
-const EVERYWHERE: &str = "chmod chown cp echo env find fincore install ldd losetup mkfifo mkfs.ext4 e2fsck mknod mount nsenter \
-    script setpriv setsid sh sha256sum sleep tar umount unshare";
+/// Programs of every Debian system with a compiler, which tests may call without a check. const EVERYWHERE: &str =
+"chmod chown cp echo env find fincore install ldd losetup mkfifo mkfs.ext4 e2fsck mknod mount nsenter \ script setpriv
+setsid sh sha256sum sleep tar umount unshare";
 
 /// A test that calls another program must get it from `testing`, which skips the test with that program's name if it
 /// is missing.

@@ -380,6 +380,7 @@ impl Store {
                 needed.images.insert(image);
                 needed.blobs.extend([BlobFile::Origins(image), BlobFile::Traces(image)]);
                 needed.blobs.extend([BlobFile::Unproven(image), BlobFile::Lacking(image)]);
+                needed.blobs.insert(BlobFile::ImageSignatures(image));
             }
         }
         files.extend(needed.data.place(&wanted, &found.objects, &files, indexes));

@@ -43,8 +43,8 @@ impl Store {
     /// Begins to publish an image of a manifest under a name without syncs: [`settle`](Self::settle) makes them later.
     /// If the system crashes before, the next command on the store removes everything that was published.
     ///
-    /// Returns `None` if a crash could remove more than that, because the store has something of the image already. Then
-    /// the image must be published as usual, and also if the publication fails because the store got such a thing.
+    /// Returns `None` if a crash could remove more than that, because the store has something of the image already.
+    /// Then the image must be published as usual, and also if the publication fails because the store got such a thing.
     ///
     /// # Errors
     /// [`DiskError`] if it cannot be recorded that there are files to be synced. Then the syncs are not deferred.
@@ -83,6 +83,7 @@ impl Store {
     ) -> Result<bool, DiskError> {
         let blobs = [
             BlobFile::Origins(*image),
+            BlobFile::ImageSignatures(*image),
             BlobFile::Traces(*image),
             BlobFile::Unproven(*image),
             BlobFile::Hot(*manifest),
@@ -304,8 +305,8 @@ impl Store {
             return Ok(());
         }
         let note = ControlFile::open(&self.root, UNSYNCED)?;
-        // While a process of this kernel publishes or fills these files, they are of this boot: then the boot id is that of
-        // a container that has its own.
+        // While a process of this kernel publishes or fills these files, they are of this boot: then the boot id is
+        // that of a container that has its own.
         let is_publishing = !note.try_lock()?;
         let mut is_alive = is_publishing;
         if let Some(lazy) = self.lazy_devices.directory.get()? {

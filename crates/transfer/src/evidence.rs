@@ -1,15 +1,17 @@
 //! Evidence of an image's origin and signatures. The store keeps it for policies to decide on each use.
 
 use image::digest::Digest;
-use oci::policy::{Evidence, ImageOrigin, Policies, Refusal, Repository, Subject, Verdict};
+use oci::policy::{
+    Evidence, ImageOrigin, LocalUse, Policies, Refusal, Repository, SignedItem, Subject, Verdict,
+};
 use store::{DiskError, OriginError, Resolved, Store};
 
 /// An error reading or storing evidence.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EvidenceError {
-    #[error("the stored signatures of {manifest} are damaged: pull the image again")]
-    Damaged { manifest: Box<Digest>, source: serde_json::Error },
+    #[error("the stored signatures of {item} are damaged: {}", repair(item))]
+    Damaged { item: Box<SignedItem>, source: serde_json::Error },
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
@@ -27,19 +29,41 @@ pub enum UseError {
     Origin(#[from] OriginError),
 }
 
-/// Returns the evidence in the store for a manifest, which is empty if the manifest was never pulled.
-pub fn read_evidence(store: &Store, manifest: &Digest) -> Result<Evidence, EvidenceError> {
-    let Some(bytes) = store.downloads.signatures(manifest)? else { return Ok(Evidence::default()) };
+/// Returns how to replace damaged signatures.
+fn repair(item: &SignedItem) -> &'static str {
+    match item {
+        SignedItem::Manifest(_) => "pull the image again, or sign it again",
+        SignedItem::Image(_) => "sign the image again",
+    }
+}
+
+/// Returns the evidence in the store for a manifest or an image, which is empty if the manifest was never pulled and
+/// the item never signed here.
+pub fn read_evidence(
+    store: &Store,
+    item: impl Into<SignedItem>,
+) -> Result<Evidence, EvidenceError> {
+    let item = item.into();
+    let bytes = match &item {
+        SignedItem::Manifest(manifest) => store.downloads.signatures(manifest)?,
+        SignedItem::Image(image) => store.downloads.image_signatures(image)?,
+    };
+    let Some(bytes) = bytes else { return Ok(Evidence::default()) };
     Evidence::decode(&bytes)
-        .map_err(|source| EvidenceError::Damaged { manifest: Box::new(*manifest), source })
+        .map_err(|source| EvidenceError::Damaged { item: Box::new(item), source })
 }
 
 /// Adds evidence to earlier evidence in the store, so that signatures from one registry are kept if another registry
-/// has none. The manifest must be in the store with a name, or pinned.
-pub fn keep(evidence: &Evidence, store: &Store, manifest: &Digest) -> Result<(), EvidenceError> {
-    let before = match read_evidence(store, manifest) {
+/// has none. The manifest or image must be in the store with a name, or pinned.
+pub fn keep(
+    evidence: &Evidence,
+    store: &Store,
+    item: impl Into<SignedItem>,
+) -> Result<(), EvidenceError> {
+    let item = item.into();
+    let before = match read_evidence(store, item) {
         Err(EvidenceError::Damaged { source, .. }) => {
-            tracing::warn!(%manifest, error = %source, "replacing damaged signatures");
+            tracing::warn!(%item, error = %source, "replacing damaged signatures");
             None
         }
         other => Some(other?),
@@ -49,7 +73,12 @@ pub fn keep(evidence: &Evidence, store: &Store, manifest: &Digest) -> Result<(),
     if before.as_ref() == Some(&all) {
         return Ok(());
     }
-    Ok(store.downloads.set_signatures(manifest, &all.encode())?)
+    let bytes = all.encode();
+    match &item {
+        SignedItem::Manifest(manifest) => store.downloads.set_signatures(manifest, &bytes)?,
+        SignedItem::Image(image) => store.downloads.set_image_signatures(image, &bytes)?,
+    }
+    Ok(())
 }
 
 /// Checks whether the policies allow an image of the store to be used. The recorded origins of the image count, not
@@ -66,17 +95,30 @@ pub fn check_use(
     let name = found.name.as_ref().map_or_else(|| found.image.to_string(), ToString::to_string);
     let mut refusal = None;
     for (source, manifest) in sources(store, found)? {
-        let evidence = match &manifest {
-            Some(manifest) => read_evidence(store, manifest)?,
+        let mut evidence = match manifest {
+            Some(manifest) => read_evidence(store, &manifest)?,
             None => Evidence::default(),
         };
-        let subject = Subject { name: name.clone(), source, manifest };
+        let mut local = None;
+        if source == ImageOrigin::Local {
+            evidence.signatures.extend(read_evidence(store, &found.image)?.signatures);
+            local = Some(LocalUse { image: found.image, uses_manifest: found.manifest.is_some() });
+        }
+        let subject = Subject { name: name.clone(), source, manifest, local };
         match policies.decide(&subject, &evidence) {
             Ok(verdict) => return Ok(verdict),
             Err(refused) => refusal = refusal.or(Some(refused)),
         }
     }
     refusal.map_or_else(|| Ok(Verdict::default()), |it| Err(it.into()))
+}
+
+/// Checks whether the policies allow the files of an image to be used with the settings of an unknown manifest, as engines
+/// do. A recorded origin or a signature would say nothing about these settings, so the origin counts as unknown.
+pub fn check_use_by_engine(policies: &Policies, found: &Resolved) -> Result<Verdict, UseError> {
+    let (name, source) = (found.image.to_string(), ImageOrigin::Unknown);
+    let subject = Subject { name, source, manifest: None, local: None };
+    Ok(policies.decide(&subject, &Evidence::default())?)
 }
 
 /// Returns each origin of an image with its manifest, and at least one element.

@@ -16,6 +16,8 @@ pub mod pull;
 #[cfg(feature = "registry")]
 pub mod push;
 mod root_types;
+#[cfg(feature = "signatures")]
+pub mod signing;
 mod stored;
 
 pub use stored::{StoredError, StoredImage, image_of_layers, is_whole};

@@ -62,6 +62,25 @@ pub fn manifest(bytes: &[u8]) {
     oci::manifest::exercise(bytes);
 }
 
+/// Parses a file with a private key, and the stored signatures of an image. Encrypted keys are not decrypted, because
+/// that takes time by design.
+pub fn signing(bytes: &[u8]) {
+    use oci::policy::Evidence;
+    use oci::signing::{KeyFile, Passphrase};
+    if let Ok(file) = KeyFile::parse(bytes)
+        && !file.is_encrypted()
+    {
+        drop(file.unlock(&Passphrase::new(Vec::new())));
+    }
+    let Ok(evidence) = Evidence::decode(bytes) else { return };
+    for signature in &evidence.signatures {
+        signature.claim().expect("only signatures with a claim are kept");
+    }
+    // Names of registries may lose a default port at the first time.
+    let again = Evidence::decode(&evidence.encode()).expect("evidence of ours is good");
+    assert!(again.signatures == evidence.signatures && again.indexes == evidence.indexes);
+}
+
 /// Processes a sequence of kernel requests for a served image: each gets a response that is at most as long as
 /// requested. The first two bytes are the length of the requests; each request states its length, and the image
 /// follows them.

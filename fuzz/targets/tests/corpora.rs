@@ -167,6 +167,7 @@ fn every_target_has_a_corpus_and_a_test() {
         "manifest",
         "mounts_image",
         "mounts_request",
+        "signing",
         "store_ops",
         "tar_layer",
         "traces",
@@ -175,4 +176,9 @@ fn every_target_has_a_corpus_and_a_test() {
     .map(String::from);
     assert_eq!(names("fuzz_targets"), BTreeSet::from(tested));
     assert_eq!(names("corpus"), names("fuzz_targets"));
+}
+
+#[test]
+fn signing() {
+    run_corpus("signing", targets::signing);
 }

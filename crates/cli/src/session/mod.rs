@@ -11,7 +11,7 @@ pub(crate) mod option_file;
 pub(crate) mod output_file;
 pub(crate) mod own_namespace;
 pub(crate) mod policy;
-#[cfg(feature = "registry")]
+#[cfg(feature = "signatures")]
 pub(crate) mod prompt;
 pub(crate) mod resolve;
 pub(crate) mod resources;

@@ -1,6 +1,6 @@
 //! Loads the policies in force, and checks images against them before use.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use oci::policy::{Default, Policies};
@@ -15,8 +15,21 @@ const SYSTEM: &str = "/etc/quire/policy.toml";
 /// Loads the policies in force: the administrator's policy, and the user's policy, which can only add restrictions.
 pub(crate) fn policies(context: &Context) -> anyhow::Result<Policies> {
     let named = context.policy();
+    let other = named.map_or_else(|| user_file(context), |it| Some(it.to_owned()));
+    load(named, other)
+}
+
+/// Loads the policies for a program that the host's engine calls: the administrator's policy, and the one that this
+/// variable names.
+#[cfg(feature = "registry")]
+pub(crate) fn policies_of_host(named: Option<&Path>) -> anyhow::Result<Policies> {
+    load(named, named.map(Path::to_owned))
+}
+
+/// Loads the administrator's policy, and another one, which must exist if the user named it.
+fn load(named: Option<&Path>, other: Option<PathBuf>) -> anyhow::Result<Policies> {
     let mut files = vec![PathBuf::from(SYSTEM)];
-    files.extend(named.map_or_else(|| user_file(context), |it| Some(it.to_owned())));
+    files.extend(other);
     let policies = Policies::load(&files)?;
     // The default files are optional. If a file that the user named is missing, the name is wrong, or the file is just
     // being replaced. No image may be used until the file exists.

@@ -46,6 +46,7 @@ impl Terminal {
         File::options().read(true).write(true).open("/dev/tty").map(Self)
     }
 
+    #[cfg(feature = "registry")]
     pub(crate) fn ask(&self, question: &str, cancel: &AtomicBool) -> anyhow::Result<String> {
         self.write(question)?;
         self.line(cancel)

@@ -62,6 +62,7 @@ fn page() -> String {
     page.table::<UpToDateReport>("pull (last line, where nothing had to be pulled)", "");
     page.table::<LazyPullReport>("pull --lazy (last line, where no layers were pulled)", "");
     page.table::<push::PushReport>("push (last line)", "");
+    page.table::<crate::verbs::images::signing::sign::SignReport>("sign", "");
     page.table::<referrers::ReferrersReport>("referrers", "");
     page.table::<LoginReport>("login", "");
     page.table::<LogoutReport>("logout", "");

@@ -156,6 +156,8 @@ verbs! {
         Export(images::export::Export),
         #[cfg(feature = "registry")]
         Push(images::registry::push::Push),
+        #[cfg(feature = "signatures")]
+        Sign(images::signing::sign::Sign),
         Tag(images::tag::Tag),
         Rmi(images::rmi::Rmi),
         Convert(images::convert::Convert),

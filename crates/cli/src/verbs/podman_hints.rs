@@ -60,11 +60,12 @@ const VERBS: &[(&[&str], &str)] = &[
     (&["volume"], "named volumes are not supported: use `quire run -v /DIRECTORY:/PATH`"),
     (&["events"], "Quire has no events: `quire wait CONTAINER` returns when a container ends"),
     (&["search"], "search the registry's web site, then use `quire pull NAME`"),
+    (&["trust"], "use `quire sign NAME --key FILE`, and `quire show NAME`, which lists signatures"),
     (&["untag"], "use `quire rmi NAME`"),
     (
         &["image"],
         "commands have no groups: use `quire images` for ls, `quire rmi` for rm, `quire show` for \
-        inspect, `quire gc` for prune, or pull, push, tag, import and export",
+        inspect, `quire gc` for prune, or pull, push, tag, sign, import and export",
     ),
     (
         &["container"],
@@ -213,6 +214,11 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
         "a log has no times: use --tail LINES, or let the program print times",
     ),
     (&["images"], &["-n", "--noheading"], "use --json, and jq"),
+    (
+        &["push"],
+        &["--sign-by", "--sign-by-sigstore"],
+        "use --sign-by-sigstore-private-key FILE, with a key of cosign, skopeo or openssl",
+    ),
     (&["pull", "push"], &["-a", "--all-tags"], "use one command for each tag, with IMAGE:TAG"),
     (
         &["export"],

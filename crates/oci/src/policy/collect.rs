@@ -7,6 +7,7 @@ use std::error::Error;
 
 use serde::Deserialize;
 
+use super::attach::{ANNOTATION, SIMPLE_SIGNING, signature_tag};
 use super::signature::{PAYLOAD_MAX, Signature};
 use crate::Digest;
 use crate::manifest::Descriptor;
@@ -15,11 +16,9 @@ use crate::manifest::Descriptor;
 pub const COSIGN_SIGNATURE: &str = "application/vnd.dev.cosign.artifact.sig.v1+json";
 /// Artifact type of sigstore bundles, which refer to the signed or attested image.
 pub const SIGSTORE_BUNDLE: &str = "application/vnd.dev.sigstore.bundle.v0.3+json";
-const SIMPLE_SIGNING: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
-const ANNOTATION: &str = "dev.cosignproject.cosign/signature";
 
 /// Maximum number of signatures that are fetched for one manifest or index.
-const SIGNATURES_MAX: usize = 32;
+pub(super) const SIGNATURES_MAX: usize = 32;
 /// Maximum size of a bundle in bytes: a payload in base64, with certificates and log entries.
 const BUNDLE_MAX: u64 = 2 * PAYLOAD_MAX;
 
@@ -85,8 +84,9 @@ pub(super) fn collect(
     let failed =
         |source: Box<dyn Error + Send + Sync>| CollectError { digest: Box::new(*digest), source };
     let mut found = Vec::new();
-    let tag = format!("{}.sig", digest.to_string().replacen(':', "-", 1));
-    if let Some(bytes) = source.manifest_by_tag(&tag).map_err(|it| failed(it.into()))? {
+    if let Some(bytes) =
+        source.manifest_by_tag(&signature_tag(digest)).map_err(|it| failed(it.into()))?
+    {
         read(source, &bytes, &mut found).map_err(|it| failed(it.into()))?;
     }
     for kind in [COSIGN_SIGNATURE, SIGSTORE_BUNDLE] {

@@ -15,6 +15,8 @@ const SIGNATURES_KEPT: usize = 64;
 const ORIGINS_KEPT: usize = 64;
 /// Maximum total size of the indexes that are stored, in bytes.
 const INDEXES_KEPT: usize = 8 << 20;
+/// Maximum total size of the payloads of signatures that are stored, in bytes. With base64, all fits into the file.
+const PAYLOADS_KEPT: usize = 4 << 20;
 
 /// Evidence about a manifest. Its signatures are unverified; [`Policies::decide`](super::Policies::decide) verifies
 /// them.
@@ -51,8 +53,8 @@ impl Evidence {
         let raw: Raw = serde_json::from_slice(bytes)?;
         let plain = |text: &String| STANDARD.decode(text).map_err(serde::de::Error::custom);
         let mut signatures = Vec::new();
-        for it in raw.signatures {
-            // A signature that this version does not understand is dropped.
+        for it in raw.signatures.into_iter().take(SIGNATURES_KEPT) {
+            // A malformed signature is dropped.
             signatures.extend(Signature::new(it.form, plain(&it.payload)?, plain(&it.signature)?));
         }
         Ok(Self {
@@ -95,13 +97,9 @@ impl Evidence {
         add(&mut self.signatures, &other.signatures, SIGNATURES_KEPT);
         add(&mut self.indexes, &other.indexes, usize::MAX);
         let mut room = INDEXES_KEPT;
-        self.indexes.retain(|it| match room.checked_sub(it.len()) {
-            Some(rest) => {
-                room = rest;
-                true
-            }
-            None => false,
-        });
+        self.indexes.retain(|it| take(&mut room, it.len()));
+        let mut room = PAYLOADS_KEPT;
+        self.signatures.retain(|it| take(&mut room, it.payload.len()));
     }
 
     /// Returns the manifest and the indexes that list it at any depth. A signature of one of them covers the
@@ -110,6 +108,13 @@ impl Evidence {
     pub fn names_of(&self, manifest: &Digest) -> Vec<Digest> {
         names_of(manifest, &self.indexes)
     }
+}
+
+/// Takes bytes of the room, and returns whether there were enough.
+fn take(room: &mut usize, bytes: usize) -> bool {
+    let rest = room.checked_sub(bytes);
+    *room = rest.unwrap_or(*room);
+    rest.is_some()
 }
 
 /// Implements [`Evidence::names_of`].

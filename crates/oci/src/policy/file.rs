@@ -315,7 +315,24 @@ impl PolicyText<'_> {
             Some("signed") => {
                 let keys = fields.get("keys");
                 let keys = self.keys(keys.ok_or_else(|| missing("keys = [\"FILE\"]"))?)?;
-                Accept::Signed(keys, self.identity(fields.get("identity").copied())?)
+                let identity = fields.get("identity").copied();
+                let has_local = patterns.contains(&Pattern::Local);
+                let identity = match self.identity(identity)? {
+                    Some(Identity::Repository) if has_local => {
+                        let why = "images made here come from no repository: write identity = \
+                            \"any\", or the REGISTRY/REPOSITORY that signatures must name";
+                        return Err(Flaw::Senseless { line, why: why.to_owned() });
+                    }
+                    Some(identity) => identity,
+                    None if !has_local => Identity::Repository,
+                    None if patterns.iter().all(|it| *it == Pattern::Local) => Identity::Any,
+                    None => {
+                        let why = "a rule for local and for repositories needs identity, because \
+                            their defaults differ: write two rules, or identity = \"any\"";
+                        return Err(Flaw::Senseless { line, why: why.to_owned() });
+                    }
+                };
+                Accept::Signed(keys, identity)
             }
             _ => return Err(self.value(word, "accept", expected)),
         };
@@ -328,9 +345,6 @@ impl PolicyText<'_> {
         }
         if accept == Accept::None && !digests.is_empty() {
             return senseless("digests limit an accepting rule, but this rule accepts no images");
-        }
-        if patterns.contains(&Pattern::Local) && matches!(accept, Accept::Signed(..)) {
-            return senseless("local images have no signatures: only pulled images have them");
         }
         Ok(Rule { line, patterns, accept, digests })
     }
@@ -364,16 +378,16 @@ impl PolicyText<'_> {
         Ok(keys)
     }
 
-    fn identity(&self, value: Option<&Value<'_>>) -> Result<Identity, Flaw> {
-        let Some(value) = value else { return Ok(Identity::Repository) };
+    fn identity(&self, value: Option<&Value<'_>>) -> Result<Option<Identity>, Flaw> {
+        let Some(value) = value else { return Ok(None) };
         let wrong =
             || self.value(value, "identity", "\"repository\", \"any\" or REGISTRY/REPOSITORY");
         match value.get_ref().as_str() {
-            Some("repository") => Ok(Identity::Repository),
-            Some("any") => Ok(Identity::Any),
+            Some("repository") => Ok(Some(Identity::Repository)),
+            Some("any") => Ok(Some(Identity::Any)),
             Some(name) => {
                 let named = Repository::from_name(name).filter(|it| it.as_str() == name);
-                named.map(Identity::Named).ok_or_else(wrong)
+                named.map(|it| Some(Identity::Named(it))).ok_or_else(wrong)
             }
             None => Err(wrong()),
         }

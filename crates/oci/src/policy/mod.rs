@@ -4,6 +4,7 @@
 //! the evidence that the pull stored, because the policy may have changed and the registry may be unreachable. The
 //! user manual is `docs/policy.md`.
 
+mod attach;
 mod collect;
 mod evidence;
 mod file;
@@ -14,8 +15,9 @@ mod registry;
 mod signature;
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+pub use attach::{AttachError, SignatureTag, attach, signature_tag};
 pub use collect::{COSIGN_SIGNATURE, CollectError, SIGSTORE_BUNDLE, SignatureSource};
 pub use evidence::Evidence;
 pub use file::{Accept, Default, Flaw, Identity, Policy, PolicyError, Rule};
@@ -23,7 +25,9 @@ pub use key::{KeyError, PublicKey};
 pub use name::{ImageOrigin, Pattern, Repository};
 #[cfg(feature = "registry")]
 pub use registry::Unanswered;
-pub use signature::{Claim, Form, Signature};
+pub use signature::{Claim, Form, Signature, SignedItem};
+
+use image::verity::ImageId;
 
 use crate::Digest;
 
@@ -40,6 +44,18 @@ pub struct Subject {
     pub source: ImageOrigin,
     /// Digest of its manifest, if it has one.
     pub manifest: Option<Digest>,
+    /// How an image that was made on this host is used; `None` for others.
+    pub local: Option<LocalUse>,
+}
+
+/// The use of an image that was made on this host. Its id must be signed, because the store's record of its manifest is not
+/// verified. The manifest must be signed as well if its settings are used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LocalUse {
+    /// Id of the image.
+    pub image: ImageId,
+    /// Whether the settings in the manifest are used.
+    pub uses_manifest: bool,
 }
 
 /// The decision that an image may be used.
@@ -105,6 +121,8 @@ impl fmt::Display for Refusal {
             let keys: Vec<_> = keys.iter().map(|it| it.display().to_string()).collect();
             keys.join(" or ")
         };
+        let is_local = self.subject.source == ImageOrigin::Local;
+        let again = if is_local { "" } else { ", and pull it again" };
         match &self.reason {
             Reason::Forbidden => {
                 write!(f, "it accepts no images; a rule before it may accept {source}")
@@ -117,6 +135,11 @@ impl fmt::Display for Refusal {
                 ),
                 None => write!(f, "it accepts {count} digests, but this image has no manifest"),
             },
+            Reason::Unsigned(keys) if is_local => write!(
+                f,
+                "the store has no signature of the image; sign it with the private key of {}",
+                files(keys)
+            ),
             Reason::Unsigned(keys) => write!(
                 f,
                 "the store has no signature of the image; if {} signed it, pull it again, else \
@@ -125,15 +148,11 @@ impl fmt::Display for Refusal {
             ),
             Reason::Key(count, keys) => write!(
                 f,
-                "{count} signature(s), but none by {}; sign the image with that key, and pull it \
-                again",
+                "{count} signature(s), but none by {}; sign the image with that key{again}",
                 files(keys)
             ),
             Reason::Other(count) => {
-                write!(
-                    f,
-                    "{count} signature(s), but for other images; sign this one, and pull it again"
-                )
+                write!(f, "{count} signature(s), but for other images; sign this one{again}")
             }
             Reason::Identity(signed, key, wanted) => {
                 let wanted = match wanted {
@@ -202,13 +221,16 @@ impl Policies {
         rules.into_iter().any(|(_, rule)| matches!(rule.accept, Accept::Signed(..)))
     }
 
-    /// Whether the signature was made with a key of any rule.
-    fn know(&self, signature: &Signature) -> bool {
+    /// Returns the file of the first key of any rule that verifies the signature.
+    #[must_use]
+    pub fn key_of(&self, signature: &Signature) -> Option<&Path> {
         let rules = self.0.iter().flat_map(|it| &it.rules);
-        rules.into_iter().any(|rule| match &rule.accept {
-            Accept::Signed(keys, _) => keys.iter().any(|(_, key)| signature.is_by(key)),
-            Accept::Any | Accept::None => false,
-        })
+        let keys = rules.flat_map(|rule| match &rule.accept {
+            Accept::Signed(keys, _) => keys.as_slice(),
+            Accept::Any | Accept::None => &[],
+        });
+        let mut keys = keys.filter(|(_, key)| signature.is_by(key));
+        keys.next().map(|(file, _)| file.as_path())
     }
 
     /// Decides whether an image may be used.
@@ -261,34 +283,51 @@ impl Rule {
             return Err(Reason::Digest(self.digests.len()));
         }
         let Accept::Signed(keys, identity) = &self.accept else { return Ok(None) };
-        let files = || keys.iter().map(|it| it.0.clone()).collect();
-        let count = evidence.signatures.len();
-        let claims = evidence.signatures.iter().filter_map(|it| Some((it, it.claim()?)));
-        let claims = claims.filter(|(_, claim)| claim.digests.iter().any(|it| names.contains(it)));
-        let claims: Vec<_> = claims.collect();
-        if claims.is_empty() {
-            return Err(if count == 0 { Reason::Unsigned(files()) } else { Reason::Other(count) });
+        let names: Vec<_> = names.iter().map(SignedItem::from).collect();
+        let signed = |items: &[SignedItem]| signer(keys, identity, items, subject, evidence);
+        let Some(local) = &subject.local else { return signed(&names).map(Some) };
+        if local.uses_manifest {
+            signed(&names)?;
         }
-        let mut reason = Reason::Key(claims.len(), files());
-        for (signature, claim) in claims {
-            let Some((file, _)) = keys.iter().find(|(_, key)| signature.is_by(key)) else {
-                continue;
-            };
-            let fits = match identity {
-                Identity::Any => true,
-                Identity::Named(name) => claim.repository.as_ref() == Some(name),
-                Identity::Repository => match (&claim.repository, &subject.source) {
-                    (Some(signed), ImageOrigin::Repository(name)) => signed == name,
-                    _ => false,
-                },
-            };
-            if fits {
-                return Ok(Some(file.clone()));
-            }
-            reason = Reason::Identity(claim.repository, file.clone(), identity.clone());
-        }
-        Err(reason)
+        signed(&[SignedItem::Image(local.image)]).map(Some)
     }
+}
+
+/// Returns the file of the first key that has signed one of these items with the required identity.
+fn signer(
+    keys: &[(PathBuf, PublicKey)],
+    identity: &Identity,
+    items: &[SignedItem],
+    subject: &Subject,
+    evidence: &Evidence,
+) -> Result<PathBuf, Reason> {
+    let files = || keys.iter().map(|it| it.0.clone()).collect();
+    let count = evidence.signatures.len();
+    let claims = evidence.signatures.iter().filter_map(|it| Some((it, it.claim()?)));
+    let claims = claims.filter(|(_, claim)| items.iter().any(|it| claim.is_for(it)));
+    let claims: Vec<_> = claims.collect();
+    if claims.is_empty() {
+        return Err(if count == 0 { Reason::Unsigned(files()) } else { Reason::Other(count) });
+    }
+    let mut reason = Reason::Key(claims.len(), files());
+    for (signature, claim) in claims {
+        let Some((file, _)) = keys.iter().find(|(_, key)| signature.is_by(key)) else {
+            continue;
+        };
+        let fits = match identity {
+            Identity::Any => true,
+            Identity::Named(name) => claim.repository.as_ref() == Some(name),
+            Identity::Repository => match (&claim.repository, &subject.source) {
+                (Some(signed), ImageOrigin::Repository(name)) => signed == name,
+                _ => false,
+            },
+        };
+        if fits {
+            return Ok(file.clone());
+        }
+        reason = Reason::Identity(claim.repository, file.clone(), identity.clone());
+    }
+    Err(reason)
 }
 
 /// Decides whether an image may be pulled, and fetches its signatures if the policies need any. Returns the evidence
@@ -312,11 +351,13 @@ pub fn admit(
             signatures.extend(collect::collect(registry, &name)?);
         }
         // Signatures by known keys come first, because only a limited number is stored, and anyone may sign.
-        signatures.sort_by_key(|it| !policies.know(it));
+        signatures.sort_by_key(|it| policies.key_of(it).is_none());
+        // The others have room for signatures that were made here, and for those of other registries.
+        signatures.truncate(collect::SIGNATURES_MAX);
     }
     let evidence = Evidence { origins: vec![repository.clone()], indexes, signatures };
-    let subject =
-        Subject { name: format!("{repository}@{manifest}"), source, manifest: Some(*manifest) };
+    let name = format!("{repository}@{manifest}");
+    let subject = Subject { name, source, manifest: Some(*manifest), local: None };
     let verdict = policies.decide(&subject, &evidence)?;
     Ok((verdict, evidence))
 }

@@ -1,8 +1,12 @@
 //! Signatures in cosign's formats.
 
+use std::fmt;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use image::verity::ImageId;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use super::key::PublicKey;
 use super::name::Repository;
@@ -16,6 +20,9 @@ const SIGNATURE_MAX: usize = 2048;
 
 /// Type of a simple signing payload. Source: cosign, `specs/SIGNATURE_SPEC.md`, "Simple Signing".
 const SIMPLE_SIGNING: &str = "cosign container image signature";
+/// Type of the payload that signs an image without a manifest. It differs from cosign's, so that no program takes one
+/// for the other. Source: `docs/format/object-store.md`, "Signatures".
+const IMAGE_SIGNING: &str = "quire image signature";
 /// Payload type of an envelope. Source: DSSE and in-toto, as in sigstore's `protobuf-specs`, `sigstore_bundle.proto`.
 const IN_TOTO: &str = "application/vnd.in-toto+json";
 const STATEMENT: &str = "https://in-toto.io/Statement/v1";
@@ -30,6 +37,64 @@ pub enum Form {
     SimpleSigning,
     /// The format of sigstore bundles: an in-toto statement in a DSSE envelope.
     Dsse,
+    /// As `SimpleSigning`, but for the id of an image without a manifest.
+    Image,
+}
+
+/// The subject of a signature.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SignedItem {
+    /// A manifest or an index.
+    Manifest(Digest),
+    /// The files of an image, which has no manifest.
+    Image(ImageId),
+}
+
+impl fmt::Display for SignedItem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Manifest(digest) => write!(f, "manifest {digest}"),
+            Self::Image(image) => write!(f, "image {image}"),
+        }
+    }
+}
+
+impl From<&Digest> for SignedItem {
+    fn from(manifest: &Digest) -> Self {
+        Self::Manifest(*manifest)
+    }
+}
+
+impl From<&ImageId> for SignedItem {
+    fn from(image: &ImageId) -> Self {
+        Self::Image(*image)
+    }
+}
+
+impl SignedItem {
+    /// Returns the form of its signatures that Quire makes.
+    #[must_use]
+    pub const fn form(&self) -> Form {
+        match self {
+            Self::Manifest(_) => Form::SimpleSigning,
+            Self::Image(_) => Form::Image,
+        }
+    }
+
+    /// Returns the payload to sign, byte for byte as cosign writes it. `reference` names the repository; it may be
+    /// empty.
+    #[must_use]
+    pub fn payload(&self, reference: &str) -> Vec<u8> {
+        let (image, kind) = match self {
+            Self::Manifest(digest) => {
+                (json!({"docker-manifest-digest": digest.to_string()}), SIMPLE_SIGNING)
+            }
+            Self::Image(image) => (json!({"quire-image-id": image.to_string()}), IMAGE_SIGNING),
+        };
+        let identity = json!({"docker-reference": reference});
+        let critical = json!({"identity": identity, "image": image, "type": kind});
+        json!({"critical": critical, "optional": null}).to_string().into_bytes()
+    }
 }
 
 /// An unverified signature that claims to be for a manifest.
@@ -45,19 +110,32 @@ pub struct Signature {
 pub struct Claim {
     /// Signed manifests or indexes.
     pub digests: Vec<Digest>,
+    /// Signed image, which has no manifest.
+    pub image: Option<ImageId>,
     /// Repository that the signer named.
     pub repository: Option<Repository>,
 }
 
-#[derive(Deserialize)]
-struct SimpleSigning {
-    critical: Critical,
+impl Claim {
+    /// Whether this is a signature of the item.
+    #[must_use]
+    pub fn is_for(&self, item: &SignedItem) -> bool {
+        match item {
+            SignedItem::Manifest(digest) => self.digests.contains(digest),
+            SignedItem::Image(image) => self.image.as_ref() == Some(image),
+        }
+    }
 }
 
 #[derive(Deserialize)]
-struct Critical {
+struct SimpleSigning<I> {
+    critical: Critical<I>,
+}
+
+#[derive(Deserialize)]
+struct Critical<I> {
     identity: Identity,
-    image: Image,
+    image: I,
     #[serde(rename = "type")]
     kind: String,
 }
@@ -69,9 +147,15 @@ struct Identity {
 }
 
 #[derive(Deserialize)]
-struct Image {
+struct SignedManifest {
     #[serde(rename = "docker-manifest-digest")]
     digest: Digest,
+}
+
+#[derive(Deserialize)]
+struct SignedImage {
+    #[serde(rename = "quire-image-id")]
+    id: String,
 }
 
 #[derive(Deserialize)]
@@ -125,10 +209,23 @@ impl Signature {
         Self::new(Form::Dsse, payload, STANDARD.decode(sig).ok()?)
     }
 
-    pub(super) fn new(form: Form, payload: Vec<u8>, signature: Vec<u8>) -> Option<Self> {
+    /// `None` if a part is too large, or the payload is not about an image.
+    pub(crate) fn new(form: Form, payload: Vec<u8>, signature: Vec<u8>) -> Option<Self> {
         let fits = payload.len() as u64 <= PAYLOAD_MAX && signature.len() <= SIGNATURE_MAX;
         let this = Self { form, payload, signature };
         (fits && this.claim().is_some()).then_some(this)
+    }
+
+    /// Returns its format.
+    #[must_use]
+    pub const fn form(&self) -> Form {
+        self.form
+    }
+
+    /// Returns the signed bytes.
+    #[must_use]
+    pub fn payload(&self) -> &[u8] {
+        &self.payload
     }
 
     /// Parses its content. `None` if the content is not about an image.
@@ -136,10 +233,20 @@ impl Signature {
     pub fn claim(&self) -> Option<Claim> {
         match self.form {
             Form::SimpleSigning => {
-                let SimpleSigning { critical } = serde_json::from_slice(&self.payload).ok()?;
+                let SimpleSigning::<SignedManifest> { critical } =
+                    serde_json::from_slice(&self.payload).ok()?;
                 let repository = Repository::from_reference(&critical.identity.reference);
-                let claim = Claim { digests: vec![critical.image.digest], repository };
+                let digests = vec![critical.image.digest];
+                let claim = Claim { digests, image: None, repository };
                 (critical.kind == SIMPLE_SIGNING).then_some(claim)
+            }
+            Form::Image => {
+                let SimpleSigning::<SignedImage> { critical } =
+                    serde_json::from_slice(&self.payload).ok()?;
+                let repository = Repository::from_reference(&critical.identity.reference);
+                let image = Some(critical.image.id.parse().ok()?);
+                let claim = Claim { digests: Vec::new(), image, repository };
+                (critical.kind == IMAGE_SIGNING).then_some(claim)
             }
             Form::Dsse => {
                 let statement: Statement = serde_json::from_slice(&self.payload).ok()?;
@@ -151,7 +258,7 @@ impl Signature {
                     format!("sha256:{sha256}").parse().ok()
                 };
                 let digests = statement.subject.iter().filter_map(digest).collect();
-                Some(Claim { digests, repository: None })
+                Some(Claim { digests, image: None, repository: None })
             }
         }
     }
@@ -160,7 +267,7 @@ impl Signature {
     #[must_use]
     pub fn is_by(&self, key: &PublicKey) -> bool {
         match self.form {
-            Form::SimpleSigning => key.has_signed(&self.payload, &self.signature),
+            Form::SimpleSigning | Form::Image => key.has_signed(&self.payload, &self.signature),
             Form::Dsse => {
                 // Source: DSSE 1.0, "PAE".
                 let length = self.payload.len();

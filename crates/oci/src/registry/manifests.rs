@@ -64,8 +64,8 @@ impl Registry {
         })
     }
 
-    /// Requests a manifest that may not exist, once from each of these hosts until one has it. Returns `None` if there is
-    /// no usable response within the time for documents. This is for guesses that save time if they are right.
+    /// Requests a manifest that may not exist, once from each of these hosts until one has it. Returns `None` if there
+    /// is no usable response within the time for documents. This is for guesses that save time if they are right.
     #[must_use]
     pub fn guess_manifest(&self, tag: &str, hosts: AskedHosts) -> Option<Fetched> {
         let name = tag.to_owned();
@@ -89,6 +89,27 @@ impl Registry {
         });
         let failed = |error: &RegistryError| tracing::debug!(%error, "a guess failed");
         fetched.inspect_err(failed).ok().flatten()
+    }
+
+    /// Fetches the manifest or index with a tag from the host that a push changes, because a mirror may have an older
+    /// one. `None` if there is none.
+    ///
+    /// # Errors
+    /// [`RegistryError`] if it cannot be fetched.
+    pub fn manifest_to_replace(&self, tag: &str) -> Result<Option<Fetched>, RegistryError> {
+        let name = tag.to_owned();
+        let what = format!("fetch manifest {name}");
+        self.run(&what.clone(), |core| async move {
+            let mut turns = core.turns(&what, Capability::Push, None);
+            loop {
+                let index = turns.next().await?;
+                match turns.attempt(core.fetch_manifest(index, &name, None)).await {
+                    Ok(fetched) => return Ok(Some(fetched)),
+                    Err(Cause::NotFound { .. } | Cause::NameUnknown { .. }) => return Ok(None),
+                    Err(cause) => turns.failed(cause),
+                }
+            }
+        })
     }
 
     /// Puts a manifest or index, by tag or digest. The registry must have all content that it references, except its

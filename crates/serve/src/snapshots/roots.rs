@@ -18,7 +18,7 @@ use kernel::mount::{Detached, Durability, MountError, Reach, Unmount, bind, moun
 use oci::policy::Policies;
 use rustix::io::Errno;
 use store::{OperationError, Resolved, SnapshotInstance, Store, UsePolicy};
-use transfer::evidence::{UseError, check_use};
+use transfer::evidence::{UseError, check_use, check_use_by_engine};
 
 use super::error::{SnapshotterError, unopened};
 use super::lazy::pull::EngineImages;
@@ -42,7 +42,13 @@ impl UsePolicy for InForce<'_> {
 
     fn check(&self, store: &Store, found: &Resolved) -> Result<(), Box<UseError>> {
         match self.1 {
-            Purpose::Use => check_use(self.0, store, found).map(drop).map_err(Box::new),
+            Purpose::Use => {
+                let checked = match found.manifest {
+                    Some(_) => check_use(self.0, store, found),
+                    None => check_use_by_engine(self.0, found),
+                };
+                checked.map(drop).map_err(Box::new)
+            }
             Purpose::Unpack => Ok(()),
         }
     }

@@ -17,6 +17,8 @@ pub enum BlobFile {
     Chunks(Digest),
     /// Origin and signatures of this manifest.
     Signatures(Digest),
+    /// Signatures of this image, for its use without a manifest.
+    ImageSignatures(ImageId),
     Origins(ImageId),
     Traces(ImageId),
     /// Hot pack of the index of this manifest.
@@ -43,7 +45,8 @@ impl BlobFile {
             return Digest::from_file_name(name).map(Self::Chunks);
         }
         if let Some(name) = name.strip_suffix(SIGNATURES) {
-            return Digest::from_file_name(name).map(Self::Signatures);
+            let of_image = || id_of(name.as_bytes()).map(Self::ImageSignatures);
+            return Digest::from_file_name(name).map(Self::Signatures).or_else(of_image);
         }
         if let Some(name) = name.strip_suffix(ORIGINS) {
             return id_of(name.as_bytes()).map(Self::Origins);
@@ -76,7 +79,7 @@ impl BlobFile {
             Self::Partial(_) => "part of a blob",
             Self::Pin(_) => "unfinished pull",
             Self::Chunks(_) => "table of chunks",
-            Self::Signatures(_) => "signatures",
+            Self::Signatures(_) | Self::ImageSignatures(_) => "signatures",
             Self::Origins(_) => "record of origins",
             Self::Traces(_) => "record of traces",
             Self::Hot(_) => "hot pack",
@@ -98,7 +101,8 @@ impl BlobFile {
             | Self::Hot(digest)
             | Self::Index(digest)
             | Self::Start(digest) => digest.to_string(),
-            Self::Origins(image)
+            Self::ImageSignatures(image)
+            | Self::Origins(image)
             | Self::Traces(image)
             | Self::Unproven(image)
             | Self::Lacking(image) => image.to_string(),
@@ -112,6 +116,7 @@ impl BlobFile {
             Self::Pin(digest) => digest.file_name() + PULL,
             Self::Chunks(diff_id) => diff_id.file_name() + CHUNKS,
             Self::Signatures(digest) => digest.file_name() + SIGNATURES,
+            Self::ImageSignatures(image) => image.to_string() + SIGNATURES,
             Self::Origins(image) => image.to_string() + ORIGINS,
             Self::Traces(image) => image.to_string() + TRACES,
             Self::Hot(digest) => digest.file_name() + HOT,

@@ -2,10 +2,11 @@
 //!
 //! All files are in `blobs/`. Files of this module are named by a digest: `DIGEST` is a whole layer as its manifest
 //! names it, `DIGEST.partial` the first bytes of a layer, and `DIGEST.pull` a pin: a pull of the manifest with this
-//! digest began and has not ended. `DIGEST.signatures` records the origin of a manifest and its signatures.
-//! `chunks.rs` writes `DIFFID.chunks`, `hot.rs` `DIGEST.hot`, `kept_index.rs` `DIGEST.index`, `origins.rs` `IMAGE.origins`,
-//! `start.rs` `DIGEST.start`, `traces.rs` `IMAGE.traces`, `transaction/unproven.rs` `IMAGE.unproven`, and `lacks.rs`
-//! `IMAGE.lacking`. See `docs/format/object-store.md`, "Blobs" and "Signatures".
+//! digest began and has not ended. `DIGEST.signatures` records the origin of a manifest and its signatures, and
+//! `IMAGE.signatures` the signatures of an image without a manifest. `chunks.rs` writes `DIFFID.chunks`, `hot.rs`
+//! `DIGEST.hot`, `kept_index.rs` `DIGEST.index`, `origins.rs` `IMAGE.origins`, `start.rs` `DIGEST.start`, `traces.rs`
+//! `IMAGE.traces`, `transaction/unproven.rs` `IMAGE.unproven`, and `lacks.rs` `IMAGE.lacking`. See
+//! `docs/format/object-store.md`, "Blobs" and "Signatures".
 
 pub(crate) mod chunks;
 pub(crate) mod hot;
@@ -169,13 +170,32 @@ impl DownloadShelf {
         self.directory.read_all(BlobFile::Signatures(*manifest).file_name(), SIGNATURES_MAX)
     }
 
+    /// As [`signatures`](Self::signatures), but those of an image for its use without a manifest.
+    ///
+    /// # Errors
+    /// As [`signatures`](Self::signatures).
+    pub fn image_signatures(&self, image: &ImageId) -> Result<Option<Vec<u8>>, DiskError> {
+        self.directory.read_all(BlobFile::ImageSignatures(*image).file_name(), SIGNATURES_MAX)
+    }
+
     /// Stores these bytes for a manifest, durably, and replaces earlier ones. `gc` removes them together with the
     /// manifest, so the manifest must be in the store with a name, or pinned.
     ///
     /// # Errors
     /// [`DiskError`] if the bytes cannot be written, or are more than [`SIGNATURES_MAX`].
     pub fn set_signatures(&self, manifest: &Digest, bytes: &[u8]) -> Result<(), DiskError> {
-        let file = BlobFile::Signatures(*manifest);
+        self.write_signatures(BlobFile::Signatures(*manifest), bytes)
+    }
+
+    /// Stores these bytes for an image, durably, and replaces earlier ones. `gc` removes them together with the image.
+    ///
+    /// # Errors
+    /// As [`set_signatures`](Self::set_signatures).
+    pub fn set_image_signatures(&self, image: &ImageId, bytes: &[u8]) -> Result<(), DiskError> {
+        self.write_signatures(BlobFile::ImageSignatures(*image), bytes)
+    }
+
+    fn write_signatures(&self, file: BlobFile, bytes: &[u8]) -> Result<(), DiskError> {
         if bytes.len() as u64 > SIGNATURES_MAX {
             let odd = io::Error::new(io::ErrorKind::FileTooLarge, "too many signatures");
             return Err(self.directory.failed("write", file.file_name(), odd));
@@ -270,6 +290,7 @@ impl DownloadShelf {
             BlobFile::Partial(_)
             | BlobFile::Pin(_)
             | BlobFile::Signatures(_)
+            | BlobFile::ImageSignatures(_)
             | BlobFile::Hot(_)
             | BlobFile::Start(_)
             | BlobFile::Lacking(_) => Ok(None),
@@ -285,6 +306,7 @@ impl DownloadShelf {
                 BlobFile::Partial(_)
                     | BlobFile::Pin(_)
                     | BlobFile::Signatures(_)
+                    | BlobFile::ImageSignatures(_)
                     | BlobFile::Hot(_)
                     | BlobFile::Start(_)
                     | BlobFile::Lacking(_)

@@ -7,6 +7,7 @@
 
 mod known;
 mod remember;
+mod signatures;
 
 use std::collections::BTreeSet;
 use std::io::{self, Read};
@@ -22,6 +23,9 @@ use image::digest::Digest;
 use known::Sources;
 use oci::reference::Reference;
 use oci::registry::{Cause, Registry, RegistryError};
+use oci::signing::SigningKey;
+use signatures::SignaturePush;
+pub use signatures::SignaturesError;
 
 /// Parameters of a push.
 #[derive(Debug, Clone)]
@@ -32,6 +36,8 @@ pub struct PushOptions<'a> {
     pub target: &'a Reference,
     /// Compression of the layers. [`Compression::Usual`] leaves a manifest that came from a registry unchanged.
     pub compression: Compression,
+    /// Key that signs the image for the target. Signatures of the store for this repository are sent in any case.
+    pub key: Option<&'a SigningKey>,
 }
 
 /// Why a push failed. Some layers may already be in the registry, but they are invisible without a manifest.
@@ -53,6 +59,9 @@ pub enum PushError {
         expected: Box<Digest>,
         actual: Box<Digest>,
     },
+    /// The image cannot be signed, or its signatures cannot be sent.
+    #[error("cannot push the signatures of {target}")]
+    Signatures { target: Box<Reference>, source: Box<SignaturesError> },
     #[error(transparent)]
     Failed(#[from] OperationError),
 }
@@ -65,6 +74,8 @@ pub struct Pushed {
     pub is_unchanged: bool,
     /// For each layer, the source of its bytes, and whether they were sent.
     pub layers: Vec<(How, Sent)>,
+    /// Number of signatures that the registry has of those that were to be sent.
+    pub signatures: usize,
 }
 
 /// How the repository got a blob.
@@ -168,6 +179,15 @@ impl PushRun<'_> {
                 registry.upload_blob(&config.digest, config.size, &mut &plan.config_bytes[..]);
             sent.map_err(|error| self.failed(error))?;
         }
+        // They are sent first, so that readers of the tag always find them.
+        let signatures = SignaturePush {
+            store,
+            registry,
+            target: wish.target,
+            manifest: &plan.digest,
+            key: wish.key,
+        };
+        let signatures = signatures.send()?;
         let name = match (wish.target.tag(), wish.target.digest()) {
             (Some(tag), _) => tag.to_owned(),
             (None, Some(digest)) => digest.to_string(),
@@ -177,7 +197,7 @@ impl PushRun<'_> {
         put.map_err(|error| self.failed(error))?;
         remember::remember(store, wish.target, &plan.layers, &sent);
         let layers = plan.layers.iter().map(|layer| layer.how).zip(sent).collect();
-        Ok(Pushed { digest: plan.digest, is_unchanged: plan.is_unchanged, layers })
+        Ok(Pushed { digest: plan.digest, is_unchanged: plan.is_unchanged, layers, signatures })
     }
 
     fn failed(&self, source: RegistryError) -> PushError {

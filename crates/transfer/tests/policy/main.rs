@@ -10,7 +10,7 @@ use image::dump::Strictness;
 use image::erofs::{Profile, Versions, write};
 use oci::Digest;
 use oci::policy::{Evidence, ImageOrigin, Policies, Repository, Subject, admit};
-use quire_transfer::evidence::{self, check_use};
+use quire_transfer::evidence::{self, check_use, check_use_by_engine};
 use store::{Form, OpenOptions, Origin, RefName, Reference, Resolved, Seconds, Store};
 
 use keys::{KINDS, Key, Kind};
@@ -326,6 +326,15 @@ fn images_that_no_pull_brought_are_local() {
     assert!(check(&format!("default = \"none\"\n{docker}")).is_err(), "a name is no origin");
     let local = "[[rule]]\nmatch = \"local\"\naccept = \"any\"\n";
     assert!(check(&format!("default = \"none\"\n{local}")).is_ok());
+    // Engines use the files with settings that the store does not know.
+    let by_engine = |text: &str| {
+        let found = store.resolve("docker.io/library/a").unwrap();
+        let answer = check_use_by_engine(&policies(folder.path(), text), &found);
+        answer.map(drop).map_err(|it| it.to_string())
+    };
+    assert!(by_engine("default = \"any\"").is_ok());
+    let refused = by_engine(&format!("default = \"none\"\n{local}")).unwrap_err();
+    assert!(refused.contains("does not have the origin"), "{refused}");
     let digests = format!("{local}digests = [\"{}\"]", Digest::sha256(b"x"));
     let error = check(&format!("default = \"any\"\n{digests}")).unwrap_err();
     assert!(error.ends_with("it accepts 1 digests, but this image has no manifest"), "{error}");
@@ -392,7 +401,7 @@ fn an_image_is_from_where_it_came_from_whatever_it_is_called() {
 fn decide(policies: &Policies, from: &str, evidence: &Evidence) -> Result<(), String> {
     let manifest = Some(Digest::sha256(b"manifest"));
     let source = ImageOrigin::Repository(name(from));
-    let subject = Subject { name: from.to_owned(), source, manifest };
+    let subject = Subject { name: from.to_owned(), source, manifest, local: None };
     policies.decide(&subject, evidence).map(drop).map_err(|it| it.to_string())
 }
 

@@ -18,6 +18,8 @@ pub(crate) mod merge;
 pub(crate) mod registry;
 pub(crate) mod rmi;
 pub(crate) mod show;
+#[cfg(feature = "signatures")]
+pub(crate) mod signing;
 pub(crate) mod sources;
 pub(crate) mod tag;
 pub(crate) mod tree;

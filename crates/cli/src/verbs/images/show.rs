@@ -7,9 +7,11 @@ use std::io::{self, Write};
 
 use anyhow::bail;
 use clap::Args;
+use oci::policy::{Evidence, Policies, Signature, SignedItem};
 use serde::Serialize;
 use serde_json::Value;
-use store::Form;
+use store::{Form, Resolved, Store};
+use transfer::evidence::{EvidenceError, read_evidence};
 use transfer::import::{ErofsFile, Limits, image_of};
 use transfer::{StoredError, StoredImage};
 
@@ -18,6 +20,7 @@ use self::composefs_id::ComposefsIdOptions;
 use crate::Answer;
 use crate::output::report::{self, Bytes};
 use crate::session::context::Context;
+use crate::session::policy::policies;
 use crate::session::resources::without_store;
 use crate::session::target::{erofs_file, read_names};
 use crate::verbs::VerbArgs;
@@ -75,10 +78,91 @@ pub(crate) struct ShowReport {
     manifest: Option<Value>,
     /// The configuration, as OCI defines it. Null if the image came without one.
     config: Option<Value>,
+    /// Signatures in the store, verified or not.
+    signatures: Vec<ShownSignatureReport>,
     /// The id in composefs that `--composefs-id` asked for. Null without that option.
     composefs_id: Option<String>,
     /// The image file. Null for an image of the store.
     file: Option<ShownFileReport>,
+}
+
+/// A signature as `show --json` describes it.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+struct ShownSignatureReport {
+    /// Signed digests of manifests or indexes, or the image id.
+    signed: Vec<String>,
+    /// Whether it is a signature of this image, which the manifest or an index that lists it names.
+    of_image: bool,
+    /// Repository that the signature names. Null if it names none.
+    identity: Option<String>,
+    /// File of the first key in the policies in force that verifies the signature. Null if there is none.
+    key: Option<String>,
+}
+
+impl ShownSignatureReport {
+    fn new(
+        signature: &Signature,
+        names: &[SignedItem],
+        policies: Option<&Policies>,
+    ) -> Option<Self> {
+        let claim = signature.claim()?;
+        let image = claim.image.map(|it| it.to_string());
+        let key = policies.and_then(|it| it.key_of(signature));
+        Some(Self {
+            of_image: names.iter().any(|it| claim.is_for(it)),
+            signed: claim.digests.iter().map(ToString::to_string).chain(image).collect(),
+            identity: claim.repository.map(|it| it.to_string()),
+            key: key.map(|it| it.display().to_string()),
+        })
+    }
+
+    /// Returns the line for people.
+    fn text(&self) -> String {
+        let identity = self.identity.as_deref().unwrap_or("no repository");
+        let of = if self.of_image { "" } else { ", of another image" };
+        let key = match &self.key {
+            Some(key) => format!("by {key}"),
+            None => "by no known key".to_owned(),
+        };
+        report::plain(&format!("for {}, {key}{of}", identity.escape_debug())).into_owned()
+    }
+}
+
+/// Returns the signatures of an image in the store.
+fn signatures(
+    context: &Context,
+    store: &Store,
+    found: &Resolved,
+) -> anyhow::Result<Vec<ShownSignatureReport>> {
+    let read = |item: SignedItem| match read_evidence(store, item) {
+        Err(error @ EvidenceError::Damaged { .. }) => {
+            context.remark(&error.to_string());
+            Ok(Evidence::default())
+        }
+        other => other,
+    };
+    let image = SignedItem::from(&found.image);
+    let mut names = vec![image];
+    let mut signatures = read(image)?.signatures;
+    if let Some(manifest) = &found.manifest {
+        let evidence = read(SignedItem::from(manifest))?;
+        names.extend(evidence.names_of(manifest).iter().map(SignedItem::from));
+        signatures.extend(evidence.signatures);
+    }
+    // A policy that cannot be read accepts no image, but this verb only describes images.
+    let policies = match policies(context) {
+        Ok(policies) => Some(policies),
+        Err(error) => {
+            if !signatures.is_empty() {
+                context.remark(&format!("no signature is compared with a key: {error:#}"));
+            }
+            None
+        }
+    };
+    let of = |it: &Signature| ShownSignatureReport::new(it, &names, policies.as_ref());
+    Ok(signatures.iter().filter_map(of).collect())
 }
 
 /// An image file as `show --json` describes it.
@@ -140,6 +224,7 @@ pub(crate) fn show(context: &Context, args: &Show) -> anyhow::Result<Answer> {
         manifest_digest: found.manifest.map(|it| it.to_string()),
         manifest,
         config,
+        signatures: signatures(context, &store, &found)?,
         composefs_id: args.composefs_id.compute(context, &store, &found.image, stored.as_ref())?,
         file: None,
     };
@@ -167,6 +252,7 @@ fn show_file(context: &Context, erofs: &ErofsFile) -> anyhow::Result<Answer> {
         manifest_digest: None,
         manifest: None,
         config: None,
+        signatures: Vec::new(),
         composefs_id: None,
         file: Some(ShownFileReport {
             block_bytes: Bytes(block),
@@ -219,6 +305,9 @@ impl ShowReport {
         writeln!(out, "verified  {checked}")?;
         if let Some(digest) = &self.manifest_digest {
             writeln!(out, "manifest  {digest}")?;
+        }
+        for signature in &self.signatures {
+            writeln!(out, "signature {}", signature.text())?;
         }
         self.config.as_ref().map_or(Ok(()), |config| write_config(config, out))
     }

@@ -16,7 +16,7 @@ use NameKind::{Container, Image};
 /// Arguments that are names of images or containers: the verbs, the argument, and the kind of its names.
 const NAMES: &[(&[&str], &str, &[NameKind])] = &[
     (&["run", "bundle", "trace"], "image", &[Image]),
-    (&["show", "tag", "push", "convert", "index", "filter", "mount"], "name", &[Image]),
+    (&["show", "tag", "push", "sign", "convert", "index", "filter", "mount"], "name", &[Image]),
     (&["rmi", "verify", "du"], "names", &[Image]),
     (&["merge"], "images", &[Image]),
     (&["ls", "tree", "dump"], "target", &[Image]),

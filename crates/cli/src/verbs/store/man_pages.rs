@@ -366,6 +366,8 @@ fn policy() -> ManPage {
         ("FILES", "## Files"),
         ("FORMAT", "## The file"),
         ("SIGNATURES", "## Signatures"),
+        ("SIGNING", "## Signing"),
+        ("LOCAL IMAGES", "## Images made here"),
     ] {
         page.add(|roff| man_markdown::section(roff, heading, text, part));
     }

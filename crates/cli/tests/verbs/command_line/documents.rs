@@ -18,7 +18,7 @@ use crate::{Place, Ran, add_programs, is_root, write};
 
 /// Lines of pages and examples that are not run: the page or `help VERB`, the beginning of the line, and the
 /// reason.
-const NOT_RUN: [(&str, &str, &str); 68] = [
+const NOT_RUN: [(&str, &str, &str); 64] = [
     ("README.md", "sudo apt install ", "installs a release; the tier `package` does it"),
     ("README.md", "sudo ./install.sh", "installs a release"),
     ("docs/docker-users.md", "buildah ", "buildah; the tests `makers` import its images"),
@@ -48,6 +48,8 @@ const NOT_RUN: [(&str, &str, &str); 68] = [
     ("docs/operations.md", "echo 'OPTIONS=", "as above"),
     ("docs/operations.md", "systemctl ", "systemd; no test starts the registry's unit"),
     ("docs/engines.md", "quire serve --snapshotter\n", "a service; the tests `engines` start it"),
+    ("docs/engines.md", "mkdir -p /opt/containerd", "changes /opt of the host"),
+    ("docs/engines.md", "ln -s /usr/bin/quire /opt/containerd", "as above"),
     ("docs/engines.md", "ctr ", "containerd; the tests `engines` do it"),
     ("docs/engines.md", "cargo xtask deb", "builds Quire; the tier `package` does it"),
     ("docs/engines.md", "apt install ", "as above"),
@@ -114,7 +116,7 @@ const NOT_RUN: [(&str, &str, &str); 68] = [
 ];
 
 /// Preconditions of a page: the page or `help VERB`, and the commands that establish them.
-const GIVEN: [(&str, &str); 19] = [
+const GIVEN: [(&str, &str); 22] = [
     ("help umount", "quire mount debian /mnt"),
     (
         "help rm",
@@ -125,6 +127,9 @@ const GIVEN: [(&str, &str); 19] = [
     ("docs/operations.md", "quire pull debian"),
     ("docs/images.md", "quire pull debian; quire export debian oci:./debian; mkdir -p /srv/tree"),
     ("help ", "quire pull debian; mkdir -p /srv/root objects; echo a > /srv/root/a"),
+    ("docs/policy.md", "quire pull debian; quire tag debian app"),
+    ("help push", KEY_AND_APP),
+    ("help sign", KEY_AND_APP),
     ("help bundle", "true"),
     ("help commit", "quire run -d --name web debian sleep 1000"),
     (
@@ -141,6 +146,10 @@ const GIVEN: [(&str, &str); 19] = [
     ("help wait", "quire run -d --name web debian true"),
     ("help merge", "quire tag debian runtime; quire tag debian application"),
 ];
+
+/// Makes a key, and the image that is signed or pushed.
+const KEY_AND_APP: &str = "quire tag debian app; \
+    openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out cosign.key";
 
 /// Makes the containers and names that most examples use.
 const USUAL: &str = "

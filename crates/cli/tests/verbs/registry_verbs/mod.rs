@@ -11,3 +11,5 @@ pub(super) mod makers;
 pub(super) mod progress;
 #[cfg(feature = "registry")]
 pub(super) mod registries;
+#[cfg(feature = "registry")]
+pub(super) mod signatures;

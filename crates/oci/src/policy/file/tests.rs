@@ -131,14 +131,38 @@ fn what_is_not_understood_is_an_error_that_says_where() {
             "line 5: \"alpine\" has no registry",
         ),
         (
-            "default = \"any\"\n[[rule]]\nmatch = \"local\"\naccept = \"signed\"\nkeys = \"a.pub\"",
-            "line 2: local images have no signatures",
+            "default = \"any\"\n[[rule]]\nmatch = \"local\"\naccept = \"signed\"\nkeys = \"a.pub\"\n\
+             identity = \"repository\"",
+            "line 2: images made here come from no repository",
+        ),
+        (
+            "default = \"any\"\n[[rule]]\nmatch = [\"local\", \"ghcr.io/**\"]\naccept = \"signed\"\n\
+             keys = \"a.pub\"",
+            "line 2: a rule for local and for repositories needs identity",
         ),
     ];
     for (text, expect) in cases {
         let error = load(text).unwrap_err();
         assert!(error.contains(expect), "{text}\n{error}");
     }
+}
+
+#[test]
+fn rules_with_keys_for_local() {
+    let identity = |rule: &str| {
+        let rule =
+            format!("default = \"any\"\n[[rule]]\naccept = \"signed\"\nkeys = \"a.pub\"\n{rule}");
+        let policy = load(&rule).unwrap();
+        let Accept::Signed(_, identity) = &policy.rules[0].accept else { panic!("{policy:?}") };
+        identity.clone()
+    };
+    assert_eq!(identity("match = \"local\""), Identity::Any);
+    assert_eq!(identity("match = [\"local\"]\nidentity = \"any\""), Identity::Any);
+    assert_eq!(identity("match = \"ghcr.io/**\""), Identity::Repository);
+    let both = "match = [\"ghcr.io/**\", \"local\"]";
+    assert_eq!(identity(&format!("{both}\nidentity = \"any\"")), Identity::Any);
+    let named = identity(&format!("{both}\nidentity = \"ghcr.io/ours/app\""));
+    assert!(matches!(named, Identity::Named(name) if name.as_str() == "ghcr.io/ours/app"));
 }
 
 #[test]

@@ -36,6 +36,18 @@ impl PublicKey {
         if keys.next().is_some() {
             return Err(KeyError::Several);
         }
+        Self::checked(key)
+    }
+
+    /// Takes a `SubjectPublicKeyInfo` in DER.
+    ///
+    /// # Errors
+    /// [`KeyError::Kind`] if it is not a key of a supported kind.
+    pub(crate) fn from_der(spki: &[u8]) -> Result<Self, KeyError> {
+        Self::checked(SubjectPublicKeyInfoDer::from(spki).into_owned())
+    }
+
+    fn checked(key: SubjectPublicKeyInfoDer<'static>) -> Result<Self, KeyError> {
         let key = Self(key);
         // If an algorithm does not fit the key, webpki reports this before it verifies the signature.
         let fits = |it: &&dyn SignatureVerificationAlgorithm| {

@@ -70,6 +70,8 @@ impl Keyring {
         let failed = |source| CredentialError::Helper { path: program.to_owned(), source };
         let mut child = Command::new(program)
             .arg(verb)
+            // The passphrase of a private key, which `push` may have, is no concern of a helper.
+            .env_remove(crate::signing::PASSPHRASE_VARIABLE)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())

@@ -29,6 +29,9 @@ fn names() {
     check_name(&format!("{name}.pull"), Some(BlobFile::Pin(digest)));
     check_name(&format!("{name}.chunks"), Some(BlobFile::Chunks(digest)));
     check_name(&format!("{name}.signatures"), Some(BlobFile::Signatures(digest)));
+    let image = "ab".repeat(32);
+    let of_image = BlobFile::ImageSignatures(image.parse().unwrap());
+    check_name(&format!("{image}.signatures"), Some(of_image));
     check_name(&format!("{name}.index"), Some(BlobFile::Index(digest)));
     check_name(&format!("{name}.start"), Some(BlobFile::Start(digest)));
     for bad in ["", ".partial", "sha256-00.pull", &format!("{name}.partial.pull"), "lost+found"] {
@@ -128,5 +131,35 @@ fn signatures_live_as_long_as_their_manifest() {
     assert!(store.fsck(Default::default()).unwrap().is_sound());
     store.downloads.unpin(&digest).unwrap();
     store.gc(now).unwrap();
+    assert!(store.downloads.list().unwrap().names.is_empty());
+}
+
+#[test]
+fn signatures_of_an_image_live_as_long_as_the_image() {
+    let (_folder, store) = store();
+    let import = store.begin().unwrap();
+    let tree =
+        image::dump::parse(&b"/ 0 40755 2 0 0 0 0.0 - - -\n"[..], image::dump::Strictness::Strict)
+            .unwrap();
+    let mut draft = import.image().unwrap();
+    let profile = image::erofs::Profile::Composefs(image::erofs::Versions::default());
+    image::erofs::write(&tree, &profile, &mut draft).unwrap();
+    let image = draft.finish().unwrap();
+    let reference =
+        crate::Reference { image, manifest: None, form: crate::Form::Objects, created: Seconds(1) };
+    let name: crate::RefName = "name".parse().unwrap();
+    import.set_ref(name.clone(), reference);
+    import.commit().unwrap();
+    assert_eq!(store.downloads.image_signatures(&image).unwrap(), None);
+    store.downloads.set_image_signatures(&image, b"one").unwrap();
+    let lost = "ab".repeat(32).parse().unwrap();
+    store.downloads.set_image_signatures(&lost, b"lost").unwrap();
+    assert!(store.downloads.set_image_signatures(&image, &vec![0; (16 << 20) + 1]).is_err());
+    store.gc(Seconds(2)).unwrap();
+    assert_eq!(store.downloads.image_signatures(&image).unwrap().as_deref(), Some(&b"one"[..]));
+    assert_eq!(store.downloads.image_signatures(&lost).unwrap(), None);
+    assert!(store.fsck(Default::default()).unwrap().is_sound());
+    store.remove_ref(&name).unwrap();
+    store.gc(Seconds(2)).unwrap();
     assert!(store.downloads.list().unwrap().names.is_empty());
 }

@@ -413,8 +413,12 @@ pub(super) fn push_over(
     let name = default_name(&pulled.parse().unwrap()).unwrap();
     let manifest = home.store.refs.get(&name).unwrap().unwrap().manifest.unwrap();
     let target: Reference = target.parse().unwrap();
-    let wish =
-        PushOptions { manifest: &manifest, target: &target, compression: Compression::Usual };
+    let wish = PushOptions {
+        manifest: &manifest,
+        target: &target,
+        compression: Compression::Usual,
+        key: None,
+    };
     let options = export::Options {
         threads: NonZeroUsize::new(2).unwrap(),
         scratch: home.folder.path(),

@@ -3,6 +3,8 @@
 #[cfg(feature = "registry")]
 pub(crate) mod credentials;
 #[cfg(feature = "registry")]
+pub(crate) mod image_verifier;
+#[cfg(feature = "registry")]
 pub(crate) mod login;
 #[cfg(feature = "registry")]
 pub(crate) mod logout;

@@ -25,7 +25,7 @@ use crate::args::{
     self, FormChoice, FormOptions, KeepIndexOption, LazyChoice, PULL_MEMORY, RegistryOptions,
 };
 use crate::output::report;
-use crate::session::context::Context;
+use crate::session::context::{self, Context};
 use crate::session::forms::choose_again;
 use crate::session::resources::{JobResources, budget};
 use crate::verbs::VerbArgs;
@@ -116,7 +116,10 @@ pub(crate) fn lenient_settings(
     cancel: &Arc<AtomicBool>,
     pauses: Pauses,
 ) -> anyhow::Result<Settings> {
-    let mut settings = Settings::from_environment(who.user, |name| std::env::var_os(name));
+    // Service managers set no HOME for programs of root.
+    let home = |name: &str| context::home(who).filter(|_| name == "HOME").map(Into::into);
+    let variable = |name: &str| std::env::var_os(name).or_else(|| home(name));
+    let mut settings = Settings::from_environment(who.user, variable);
     if let Some(folder) = &options.certs_dir {
         // If the directory is missing, the pull would use only the system's CAs and no mirrors, so this is an error.
         std::fs::read_dir(folder).with_context(|| {

@@ -1,15 +1,18 @@
 //! `push`: sends an image to a registry.
 
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Context as _;
-use clap::Args;
+use clap::{Args, ValueHint};
+use oci::policy::{Repository, Signature};
 use oci::reference::Reference;
 use oci::registry::{Pauses, Registry};
 use serde::Serialize;
 use store::{OpenOptions, Store};
+use transfer::evidence::read_evidence;
 use transfer::export::{Compression, ExportPlan, How, Options};
 use transfer::progress::Event;
 use transfer::push::{PushOptions, Pushed, Sent};
@@ -22,6 +25,7 @@ use crate::session::layers;
 use crate::session::signals::{give_up_when, until_signal};
 use crate::verbs::VerbArgs;
 use crate::verbs::images::registry::pull::settings;
+use crate::verbs::images::signing::private_key::{KeyOptions, read_key};
 
 // The image to push, and its target.
 #[derive(Debug, Args)]
@@ -34,6 +38,19 @@ pub(crate) struct Push {
     /// are; other layers are compressed with gzip
     #[arg(long, value_enum, value_name = "HOW")]
     pub(crate) compression: Option<args::Compression>,
+    /// Sign the image with this private key, for the target: a PEM file of `cosign generate-key-pair`, or of `openssl
+    /// genpkey`
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) sign_by_sigstore_private_key: Option<PathBuf>,
+    /// Read the key's passphrase from the first line of this file. By default it is $COSIGN_PASSWORD, or Quire asks for
+    /// it
+    #[arg(
+        long,
+        value_name = "FILE",
+        value_hint = ValueHint::FilePath,
+        requires = "sign_by_sigstore_private_key"
+    )]
+    pub(crate) sign_passphrase_file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) registry: RegistryOptions,
 }
@@ -48,13 +65,18 @@ impl VerbArgs for Push {
         default compressed with gzip.\n\n\
         If the registry lacks a layer and the store did not keep its blob (`pull --keep-layers`), Quire \
         compresses the layer again. That changes the manifest, and Quire prints a remark.\n\n\
+        Signatures of the store for the pushed manifest, which name the target's repository, are sent along, to the \
+        place where cosign, skopeo and podman look for them.\n\n\
         If the image was pulled from an index, Quire pushes the image of the pulled platform only, not the index.";
-    const EXAMPLES: &'static str = "quire push app registry.example.com/team/app:1.2";
+    const EXAMPLES: &'static str = "quire push app registry.example.com/team/app:1.2\n  quire push --sign-by-sigstore-private-key cosign.key app registry.example.com/team/app:1.2";
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         push(context, self)
     }
 }
+
+const OPTIONS: KeyOptions =
+    KeyOptions { key: "--sign-by-sigstore-private-key", passphrase: "--sign-passphrase-file" };
 
 /// Minimum number of layers sent at once.
 const LAYERS_MIN: usize = 3;
@@ -68,6 +90,9 @@ pub(crate) fn push(context: &Context, args: &Push) -> anyhow::Result<Answer> {
         (None, None) => anyhow::bail!("{} has no name: give the name to push it to", args.name),
     };
     let manifest = found.manifest.with_context(|| layers::none(&args.name, ""))?;
+    let key = args.sign_by_sigstore_private_key.as_deref();
+    let key = key.map(|key| read_key(context, key, args.sign_passphrase_file.as_deref(), OPTIONS));
+    let key = key.transpose()?;
     let cancel = Arc::new(AtomicBool::new(false));
     give_up_when(&store, &cancel);
     let wish = PushOptions {
@@ -80,6 +105,7 @@ pub(crate) fn push(context: &Context, args: &Push) -> anyhow::Result<Answer> {
             Some(args::Compression::Zstd) => Compression::Zstd,
             Some(args::Compression::None) => Compression::None,
         },
+        key: key.as_ref(),
     };
     let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let progress = Arc::new(context.progress().with_events(context.json));
@@ -108,12 +134,26 @@ pub(crate) fn push(context: &Context, args: &Push) -> anyhow::Result<Answer> {
     let result = until_signal(&cancel, work)?;
     progress.finish();
     let done = result?;
+    let repository = Repository::new(target.registry(), target.repository());
+    let is_for_target =
+        |it: &Signature| it.claim().is_some_and(|it| it.repository.as_ref() == Some(&repository));
+    let has_signature = || {
+        let evidence = read_evidence(&store, &manifest);
+        evidence.is_ok_and(|it| it.signatures.iter().any(is_for_target))
+    };
+    if !done.is_unchanged && key.is_none() && has_signature() {
+        context.remark(
+            "the store's signatures are for the manifest before it was changed: \
+            --sign-by-sigstore-private-key signs the pushed one",
+        );
+    }
     let report = PushReport {
         event: "pushed",
         manifest: done.digest.to_string(),
         unchanged: done.is_unchanged,
         name: target.to_string(),
         layers: done.layers.iter().map(|(how, sent)| layer(*how, *sent)).collect(),
+        signatures: done.signatures,
     };
     if context.json {
         report::json_line(&report)?;
@@ -183,6 +223,8 @@ pub(crate) struct PushReport {
     name: String,
     /// The layers, lowest first.
     layers: Vec<SentReport>,
+    /// Number of signatures that were sent, or that the registry had.
+    signatures: usize,
 }
 
 impl PushReport {
@@ -198,9 +240,13 @@ impl PushReport {
         };
         let (sent, size) = (report::count(sent, "layer"), report::size(bytes));
         let (manifest, name) = (&self.manifest, &self.name);
+        let signed = match self.signatures {
+            0 => String::new(),
+            many => format!("\n{}", report::count(many, "signature")),
+        };
         format!(
             "manifest {manifest}\nname     {name}\n{sent} sent ({size}), {mounted}{there} already in \
-            the repository"
+            the repository{signed}"
         )
     }
 }

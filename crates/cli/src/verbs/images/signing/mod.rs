@@ -1,0 +1,4 @@
+//! Signs images with private keys.
+
+pub(crate) mod private_key;
+pub(crate) mod sign;
