@@ -204,7 +204,7 @@ fn an_image_with_a_manifest_is_signed_with_its_settings() {
         write(file, &whole, 0o444);
         check_accepted(&place, "a:1");
     }
-    // Neither file has any effect under the name of the other.
+    // A signature of the manifest is not enough, wherever it is stored.
     std::fs::remove_file(&of_id).unwrap();
     std::fs::rename(&of_manifest, &of_id).unwrap();
     check_refused(&place, "a:1", "for other images");
