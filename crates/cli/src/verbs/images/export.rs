@@ -88,8 +88,8 @@ impl VerbArgs for Export {
         with the id that Quire prints). An initramfs that finds roots by their type, such as systemd's, works \
         as well. The same image always gives the same bytes.\n\n\
         With `--verity`, the disk also has a partition with a dm-verity hash tree, by which the kernel verifies each \
-        read of the root, and Quire prints the root hash. Start the machine with `roothash=` and this hash: systemd \
-        finds both partitions, whose ids are the halves of the hash, and nothing else is a root. `--private-key` and \
+        read of the root, and Quire prints the root hash. Start the machine with `roothash=` and this hash, and without \
+        `root=`: systemd finds both partitions, whose ids are the halves of the hash. `--private-key` and \
         `--certificate` add a partition with a PKCS#7 signature of the root hash, for hosts that have the certificate \
         in `/etc/verity.d` or in the kernel. The same image, key and certificate always give the same bytes.\n\n\
         With `--bootable`, the disk boots by itself on machines with UEFI: an EFI system partition has a unified \
@@ -97,8 +97,9 @@ impl VerbArgs for Export {
         the root hash and `--cmdline`. The initrd must open the root by `roothash=`, as systemd's does.\n\n\
         `sysext:NAME.raw` and `confext:NAME.raw` are extensions of a host with systemd: they add files below `/usr` \
         and `/opt`, or below `/etc`. Quire checks that the image has the file `extension-release.NAME` with an `ID`, \
-        and nothing that hosts would ignore or refuse. The file is an EROFS image; with `--verity` or \
-        `--private-key`, it is a disk as above.\n\n\
+        and nothing outside these directories. The file is an EROFS image; with `--verity` or `--private-key`, it is \
+        a disk as above. Hosts verify an unsigned one only if they find the root hash in a file `NAME.roothash` \
+        beside it.\n\n\
         `--dax` is for virtual machines that get `erofs:FILE` or `disk:FILE` as persistent memory (virtio-pmem) and \
         mount it with `-o dax=always`. The guest then maps files from the host's page cache, and caches nothing \
         itself. Without `--dax`, the ends of most files are stored beside their metadata, and Linux cannot map such \

@@ -14,6 +14,10 @@ const BOOT_MAX: usize = 1 << 30;
 const COMMAND_LINE_MAX: usize = 2048;
 /// Maximum number of sections that a stub gets.
 const SECTIONS: usize = 5;
+/// Beginnings of parameters that choose the root, or decide whether and how it is verified. systemd prefers some of them
+/// to `roothash=`. Source: systemd-fstab-generator(8) and systemd-veritysetup-generator(8).
+const CHOOSE_ROOT: [&str; 6] =
+    ["root=", "roothash=", "usrhash=", "systemd.verity", "rd.systemd.verity", "rd.veritysetup"];
 /// Alignment of an initrd behind others. Source: Linux `Documentation/driver-api/early-userspace/buffer-format.rst`.
 const INITRD_ALIGN: usize = 4;
 
@@ -95,9 +99,22 @@ impl BootProgram {
         if command_line.chars().any(char::is_control) {
             return refused("control characters");
         }
+        // Firmware and systemd read other characters in different ways.
+        if !command_line.is_ascii() {
+            return refused("characters that are not ASCII");
+        }
+        // systemd removes quotes anywhere in a word.
+        if command_line.contains(['"', '\'', '\\']) {
+            return refused(
+                "quotes or backslashes, with which it could hide a parameter for the root",
+            );
+        }
         let mut words = command_line.split(' ');
-        if words.any(|it| it.starts_with("roothash=") || it.starts_with("usrhash=")) {
-            return refused("a root hash, which Quire adds");
+        if words.any(|word| CHOOSE_ROOT.iter().any(|it| word.starts_with(it))) {
+            return refused(
+                "a parameter that chooses the root or its verification, such as root= or systemd.verity=: the root \
+                hash that Quire adds chooses both",
+            );
         }
         let mut initrd = Vec::new();
         for it in initrds {
@@ -197,9 +214,24 @@ mod tests {
         assert_eq!(files(&|it| it.kernel.clear()), "the kernel is empty");
         for (line, expect) in [
             ("a\nb", "the command line has control characters"),
-            ("quiet roothash=1", "the command line has a root hash, which Quire adds"),
+            ("a=\u{e4}", "the command line has characters that are not ASCII"),
         ] {
             assert_eq!(files(&|it| line.clone_into(&mut it.command_line)), expect);
+        }
+        for line in [
+            "quiet roothash=1",
+            "root=PARTLABEL=root rootfstype=erofs ro",
+            "usrhash=1",
+            "systemd.verity=no",
+            "systemd.verity_root_options=ignore-corruption",
+            "rd.systemd.verity=0",
+        ] {
+            let error = files(&|it| line.clone_into(&mut it.command_line));
+            assert!(error.contains("chooses the root"), "{line}: {error}");
+        }
+        for line in ["\"roothash=1\"", "ro\"othash=1\"", "'root=a'", "a\\b"] {
+            let error = files(&|it| line.clone_into(&mut it.command_line));
+            assert!(error.contains("quotes"), "{line}: {error}");
         }
         let long = "a".repeat(1921);
         let found = files(&|it| long.clone_into(&mut it.command_line));

@@ -12,6 +12,8 @@ const SECTOR: u32 = 512;
 const RESERVED: u32 = 32;
 /// Minimum number of clusters of FAT32, with some more, because some programs are wrong by a few.
 const CLUSTERS_MIN: u32 = 65_600;
+/// Free space in bytes, so that a signature can be added to the file.
+const SPARE: u32 = 1 << 20;
 /// Length of a directory entry.
 const ENTRY: usize = 32;
 /// Clusters of the directories. The first one is the root's, and the file follows the last one.
@@ -46,7 +48,7 @@ impl FatLayout {
         let file = u32::try_from(length).ok().filter(|it| *it <= 1 << 31)?;
         // As mkfs.fat: small clusters up to 260 MiB.
         let cluster = if file < 256 << 20 { 1 } else { 8 };
-        let needed = file.div_ceil(cluster * SECTOR) + FILE - ROOT;
+        let needed = (file + SPARE).div_ceil(cluster * SECTOR) + FILE - ROOT;
         let clusters = needed.max(CLUSTERS_MIN);
         let fat = ((clusters + ROOT) * 4).div_ceil(SECTOR);
         Some(Self { file, cluster, clusters, fat })
@@ -222,7 +224,8 @@ mod tests {
     #[test]
     fn large_files_have_large_clusters() {
         let layout = FatLayout::for_file(300 << 20).unwrap();
-        assert_eq!((layout.cluster, layout.clusters), (8, 76_803));
+        assert_eq!((layout.cluster, layout.clusters), (8, 77_059));
+        assert_eq!(layout.clusters - layout.used(), SPARE / 4096);
         assert_eq!(FatLayout::for_file((1 << 31) + 1), None);
         assert!(FatLayout::for_file(1 << 31).is_some());
     }

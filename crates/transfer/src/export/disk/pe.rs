@@ -15,6 +15,16 @@ const PE32_PLUS: u16 = 0x20b;
 const CERTIFICATES: u32 = 4;
 /// Length of a section header.
 const SECTION: usize = 40;
+/// Sections that change what systemd's stub starts. It takes the first section of a name. Source: UAPI Group
+/// Specifications, "Unified Kernel Image", and systemd `src/fundamental/uki.c`.
+const OF_KERNEL_IMAGES: [&str; 14] = [
+    ".linux", ".osrel", ".cmdline", ".initrd", ".ucode", ".splash", ".dtb", ".dtbauto", ".hwids",
+    ".efifw", ".uname", ".profile", ".pcrsig", ".pcrpkey",
+];
+/// Length of a symbol in the COFF symbol table. Source: the same format, "COFF Symbol Table".
+const SYMBOL: u64 = 18;
+/// Flag of a program without a symbol table. Source: the same format, `IMAGE_FILE_LOCAL_SYMS_STRIPPED`.
+const NO_SYMBOLS: u8 = 8;
 /// Flags of a section with data, and those of one with a program.
 const DATA: u32 = 0x4000_0040;
 const CODE: u32 = 0x6000_0060;
@@ -38,6 +48,10 @@ pub enum StubError {
     Machine { found: u16, expected: u16 },
     #[error("it is signed: use the stub without a signature")]
     Signed,
+    #[error(
+        "it has a section {0}, like a unified kernel image: name systemd's stub, which has no kernel"
+    )]
+    KernelImage(&'static str),
     #[error("its header has no space for {0} more sections")]
     NoSpace(usize),
     #[error("with the kernel and the initrds, it is longer than 4 GiB")]
@@ -57,6 +71,8 @@ struct Program {
     sections: Range<usize>,
     /// The first address behind all sections.
     address: u32,
+    /// Length of the file without the symbols at its end.
+    length: usize,
 }
 
 /// Checks that this number of sections can be added.
@@ -73,7 +89,7 @@ pub(super) fn add_sections(
     let program = Program::read(stub, machine, sections.len())?;
     let lengths = sections.iter().map(|it| it.content.len()).sum::<usize>();
     let mut bytes = Vec::with_capacity(stub.len() + lengths + (sections.len() + 1) * 0x1_0000);
-    bytes.extend_from_slice(stub);
+    bytes.extend_from_slice(&stub[..program.length]);
     let mut address = program.address;
     let mut data = 0u32;
     let mut header = program.sections.end;
@@ -105,9 +121,10 @@ pub(super) fn add_sections(
     // `read` has checked that the header table ends before byte 65,536.
     let count = u16::try_from(count).ok().ok_or(StubError::NoSpace(sections.len()))?;
     bytes[program.header + 6..program.header + 8].copy_from_slice(&count.to_le_bytes());
-    // The symbols are behind the sections, and no firmware reads them.
+    // The symbols were behind the sections. Bytes between sections would not be covered by a signature.
     put(&mut bytes, program.header + 12, 0);
     put(&mut bytes, program.header + 16, 0);
+    bytes[program.header + 22] |= NO_SYMBOLS;
     let initialized = program.optional + 8;
     let before = number(&bytes, initialized)?;
     put(&mut bytes, initialized, before.checked_add(data).ok_or(StubError::TooLong)?);
@@ -156,25 +173,38 @@ impl Program {
         if end > headers_end || headers_end > bytes.len().min(0x1_0000) {
             return Err(format(optional + 60, "is not the length of its headers"));
         }
-        let mut address = 0u32;
+        let (mut address, mut length) = (0u32, headers_end);
         let mut first = headers_end;
         for at in (table..end).step_by(SECTION) {
+            let name: [u8; 8] = field_of(bytes, at)?;
+            let name = name.split(|it| *it == 0).next().unwrap_or_default();
+            if let Some(taken) = OF_KERNEL_IMAGES.iter().find(|it| it.as_bytes() == name) {
+                return Err(StubError::KernelImage(taken));
+            }
             let (size, start) = (number(bytes, at + 8)?, number(bytes, at + 12)?);
             let (raw, place) = (number(bytes, at + 16)?, number(bytes, at + 20)?);
             let behind = start.checked_add(size.max(raw)).ok_or(format(at + 12, "is too large"))?;
             address = address.max(behind);
             let place = usize::try_from(place).unwrap_or(usize::MAX);
             let raw = usize::try_from(raw).unwrap_or(usize::MAX);
-            if place.checked_add(raw).is_none_or(|end| end > bytes.len()) {
+            let Some(end) = place.checked_add(raw).filter(|end| *end <= bytes.len()) else {
                 return Err(format(at + 20, "leads to behind the end"));
-            }
+            };
             if raw > 0 {
                 first = first.min(place);
+                length = length.max(end);
             }
         }
         let needed = end + more * SECTION;
         if needed > first {
             return Err(StubError::NoSpace(more));
+        }
+        if bytes[end..needed].iter().any(|it| *it != 0) {
+            return Err(format(end, "is behind the section table, but not zero"));
+        }
+        let symbols = (number(coff, 8)?, u64::from(number(coff, 12)?));
+        if length < bytes.len() && !is_symbols(&bytes[length..], length, symbols) {
+            return Err(format(length, "is behind the last section"));
         }
         Ok(Self {
             header,
@@ -183,8 +213,21 @@ impl Program {
             file_alignment,
             sections: table..end,
             address,
+            length,
         })
     }
+}
+
+/// Whether the bytes behind the sections are a symbol table with its strings. `place` is their offset; `table` is the
+/// offset of the symbols in the file, and their number.
+fn is_symbols(bytes: &[u8], place: usize, table: (u32, u64)) -> bool {
+    let (at, count) = table;
+    let symbols = count.saturating_mul(SYMBOL);
+    let strings = usize::try_from(symbols).ok().and_then(|it| number(bytes, it).ok());
+    let end = strings.map(|it| symbols.saturating_add(u64::from(it)));
+    // The end of the file may be padded.
+    let padding = end.and_then(|it| usize::try_from(it).ok()).and_then(|it| bytes.get(it..));
+    usize::try_from(at) == Ok(place) && padding.is_some_and(|it| it.iter().all(|it| *it == 0))
 }
 
 /// Appends zeros up to a multiple of `alignment`.
@@ -204,14 +247,14 @@ fn put(bytes: &mut [u8], at: usize, value: u32) {
 }
 
 fn number(bytes: &[u8], at: usize) -> Result<u32, StubError> {
-    field(bytes, at).map(u32::from_le_bytes)
+    field_of(bytes, at).map(u32::from_le_bytes)
 }
 
 fn short(bytes: &[u8], at: usize) -> Result<u16, StubError> {
-    field(bytes, at).map(u16::from_le_bytes)
+    field_of(bytes, at).map(u16::from_le_bytes)
 }
 
-fn field<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N], StubError> {
+fn field_of<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N], StubError> {
     let end = at.checked_add(N);
     let found = end.and_then(|end| bytes.get(at..end)).and_then(|it| it.try_into().ok());
     found.ok_or(StubError::Format { at, reason: "is behind the end" })
@@ -306,6 +349,50 @@ mod tests {
             add_sections(&stub(0), MACHINE, &[sections()[0]; 9]),
             Err(StubError::NoSpace(9))
         );
+    }
+
+    /// systemd's stub takes the first section of a name, so another kernel would start.
+    #[test]
+    fn kernel_images_are_no_stubs() {
+        let image = add_sections(&stub(5), MACHINE, &sections()).unwrap();
+        let error = check_stub(&image, MACHINE, 1).unwrap_err();
+        assert_eq!(error, StubError::KernelImage(".cmdline"));
+    }
+
+    /// Debian 12's stub has symbols behind its sections.
+    #[test]
+    fn symbols_are_removed_and_other_bytes_are_refused() {
+        let plain = stub(3);
+        let expect = add_sections(&plain, MACHINE, &sections()).unwrap();
+        let mut symbols = plain.clone();
+        let place = u32::try_from(plain.len()).unwrap();
+        put(&mut symbols, 0x40 + 12, place);
+        put(&mut symbols, 0x40 + 16, 2);
+        symbols.extend([7; 36]);
+        symbols.extend([6, 0, 0, 0, b'a', 0, 0, 0]);
+        assert_eq!(add_sections(&symbols, MACHINE, &sections()).unwrap(), expect);
+        assert_eq!(expect[0x40 + 22] & NO_SYMBOLS, NO_SYMBOLS);
+        // The data of all sections is contiguous, which signatures need.
+        let headers = usize::try_from(number(&expect, 0x40 + COFF + 60).unwrap()).unwrap();
+        let table = 0x40 + COFF + 240;
+        let mut next = headers;
+        for at in (table..table + 3 * SECTION).step_by(SECTION) {
+            assert_eq!(number(&expect, at + 20).unwrap() as usize, next);
+            next += number(&expect, at + 16).unwrap() as usize;
+        }
+        assert_eq!(next, expect.len());
+        for change in [
+            &|it: &mut Vec<u8>| it.push(1),
+            &|it: &mut Vec<u8>| put(it, 0x40 + 16, 3),
+            &|it: &mut Vec<u8>| put(it, 0x40 + 16, u32::MAX),
+            &|it: &mut Vec<u8>| put(it, 0x40 + 12, 0),
+        ] as [&dyn Fn(&mut Vec<u8>); 4]
+        {
+            let mut changed = symbols.clone();
+            change(&mut changed);
+            let error = add_sections(&changed, MACHINE, &sections()).unwrap_err().to_string();
+            assert!(error.contains("behind the last section"), "{error}");
+        }
     }
 
     /// No byte of the headers leads to a panic.

@@ -21,7 +21,7 @@ use crate::session::output_file::to_file;
 
 /// Maximum length of files with keys and certificates, in bytes.
 const PEM_MAX: u64 = 64 << 10;
-/// Maximum length of a kernel, an initrd or a stub, in bytes.
+/// Maximum length of the kernel, the initrds and the stub together, in bytes.
 const BOOT_MAX: u64 = 1 << 30;
 /// Stubs of systemd, which Debian's package systemd-boot-efi and others install.
 const STUB_AMD64: &str = "/usr/lib/systemd/boot/efi/linuxx64.efi.stub";
@@ -44,6 +44,8 @@ impl ExportRun<'_> {
                 let certificate = signer.map(|it| it.fingerprint());
                 (written.disk, Some(written.root_hash.to_string()), certificate)
             }
+            // `DiskOptions::check` has refused it.
+            Output::Stdout if self.args.disk.is_verified() => bail!("--verity needs a file"),
             _ => {
                 let (image, flavor) = (&self.found.image, self.flavor());
                 let written = self.output(file, |out| {
@@ -121,11 +123,16 @@ impl ExportRun<'_> {
                 stub.display()
             );
         }
-        let initrds = options.initrd.iter().map(|it| read_file(it, BOOT_MAX));
+        let mut left = BOOT_MAX;
+        let mut read = |path: &Path| {
+            let bytes = read_file(path, left)?;
+            left -= bytes.len() as u64;
+            anyhow::Ok(bytes)
+        };
         let files = BootFiles {
-            stub: read_file(&stub, BOOT_MAX)?,
-            kernel: read_file(kernel, BOOT_MAX)?,
-            initrds: initrds.collect::<anyhow::Result<_>>()?,
+            stub: read(&stub)?,
+            kernel: read(kernel)?,
+            initrds: options.initrd.iter().map(|it| read(it)).collect::<anyhow::Result<_>>()?,
             command_line: options.cmdline.clone().unwrap_or_default(),
         };
         let program = BootProgram::new(architecture, files);
@@ -175,7 +182,7 @@ fn read_file(path: &Path, max: u64) -> anyhow::Result<Vec<u8>> {
     let file = File::open(path).with_context(failed)?;
     file.take(max + 1).read_to_end(&mut bytes).with_context(failed)?;
     if bytes.len() as u64 > max {
-        bail!("{} is too large: it has more than {max} bytes", path.display());
+        bail!("{} is too large: only {max} bytes are left for it", path.display());
     }
     Ok(bytes)
 }
