@@ -23,6 +23,13 @@ pub use engines::{
     soci,
 };
 
+/// systemd's stub of this processor. It is no program of this system, so it is found by its path.
+pub(crate) const STUB: &str = if cfg!(target_arch = "aarch64") {
+    "/usr/lib/systemd/boot/efi/linuxaa64.efi.stub"
+} else {
+    "/usr/lib/systemd/boot/efi/linuxx64.efi.stub"
+};
+
 /// Programs for tests and the demo, each with its Debian package.
 const PACKAGES: [(&str, &str); 46] = [
     ("crun", "crun"),
@@ -66,8 +73,7 @@ const PACKAGES: [(&str, &str); 46] = [
     ("fsck.vfat", "dosfstools"),
     ("mcopy", "mtools"),
     ("objcopy", "binutils"),
-    // A file, which is found by its path.
-    ("/usr/lib/systemd/boot/efi/linuxx64.efi.stub", "systemd-boot-efi"),
+    (STUB, "systemd-boot-efi"),
     ("minisign", "minisign"),
     ("fish", "fish"),
     ("zsh", "zsh"),

@@ -64,9 +64,9 @@ pub const PACKAGES: [(&str, &str); 10] = [
     ("xz", "xz-utils"),
     ("apparmor_parser", "apparmor"),
     ("veritysetup", "cryptsetup-bin"),
-    // Files, which are found by their paths.
+    // A file, which is found by its path.
     ("/usr/share/ovmf/OVMF.fd", "ovmf"),
-    ("/usr/lib/systemd/boot/efi/linuxx64.efi.stub", "systemd-boot-efi"),
+    (tools::STUB, "systemd-boot-efi"),
 ];
 
 pub fn run(args: &Args) -> Result<()> {

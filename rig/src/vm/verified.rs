@@ -23,7 +23,7 @@ pub(super) const NAME: &str = "verified";
 pub(super) const ABOUT: &str =
     "a disk with dm-verity boots with its root hash only, and changed bytes are errors";
 
-/// The first disk is as exported. Of the second, one bit was changed. cryptsetup, and not Quire, reads the superblock
+/// The first disk is as exported, and the second has one changed bit. cryptsetup, and not Quire, reads the superblock
 /// and the tree.
 ///
 /// A wrong hash may open a device, but then no block of it can be read.

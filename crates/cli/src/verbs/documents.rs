@@ -100,7 +100,7 @@ fn commands_in_the_text_of_documents_are_no_others() {
             }
             for mut words in commands(&span) {
                 words.retain(|it| !PLACEHOLDERS.contains(&it.as_str()));
-                // Of some quotes, nothing but a placeholder is a word.
+                // In some quotes, a placeholder is the only other word.
                 if words.first().is_none_or(|it| it != "quire") || words.len() == 1 {
                     continue;
                 }

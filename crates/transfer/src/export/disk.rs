@@ -7,6 +7,7 @@
 mod boot;
 mod der;
 mod fat;
+mod identity;
 mod pe;
 mod signature;
 mod table;
@@ -20,64 +21,19 @@ use store::{OperationError, Store};
 use uuid::Uuid;
 
 pub use self::boot::{BootError, BootFiles, BootProgram, StubError};
+pub use self::identity::{DiskReport, RootType};
+use self::identity::{ROOT_NAME, Variant};
 pub use self::signature::{RootSigner, SignerError, SigningKey};
 use self::table::{DiskPartition, DiskTable, MIB, READ_ONLY, zeros};
 pub use self::verified::{VerifiedDisk, VerifiedDiskReport, to_verified_disk};
-use super::erofs::{PMEM_ALIGN, derived, image_only};
-use super::{ErofsReport, ExportError, Options};
-use crate::root_types::{ROOT_TYPES, RootTypes, root_types};
+use super::erofs::image_only;
+use super::{ExportError, Options};
 
 /// Size of a block of the image, in bytes. The image's length is a multiple of this.
 const BLOCK: usize = 4096;
 /// Offset of `blocks_lo` in the superblock, which begins at byte 1024. Source: Linux `fs/erofs/erofs_fs.h`, `struct
 /// erofs_super_block`.
 const BLOCKS_AT: usize = 1024 + 36;
-/// Name of the partition, for `root=PARTLABEL=root`.
-const NAME: &str = "root";
-
-/// Types of a root partition and of the partitions that verify it. They identify the processor architecture of the
-/// root.
-#[derive(Debug, Clone, Copy)]
-pub struct RootType(&'static RootTypes);
-
-impl RootType {
-    /// Returns the types for an architecture, named as in Go; `None` if it has none.
-    #[must_use]
-    pub fn for_architecture(architecture: &str) -> Option<Self> {
-        root_types(architecture).map(Self)
-    }
-
-    /// Returns the architectures that have types.
-    pub fn architectures() -> impl Iterator<Item = &'static str> {
-        ROOT_TYPES.iter().map(|it| it.architecture)
-    }
-
-    /// Returns the type of the root partition.
-    fn root(self) -> Uuid {
-        Uuid::from_u128(self.0.root)
-    }
-
-    /// Returns the type of the partition with the hash tree.
-    fn verity(self) -> Uuid {
-        Uuid::from_u128(self.0.verity)
-    }
-
-    /// Returns the type of the partition with the signature.
-    fn signature(self) -> Uuid {
-        Uuid::from_u128(self.0.signature)
-    }
-}
-
-/// Result of writing a disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DiskReport {
-    /// The image, which begins at the partition's first byte.
-    pub image: ErofsReport,
-    /// Size of the disk, in bytes.
-    pub bytes: u64,
-    /// UUID of the partition, for `root=PARTUUID=`.
-    pub partition: Uuid,
-}
 
 /// Writes a disk whose only partition is the image that [`to_erofs`](super::to_erofs) makes for this flavor. The same
 /// image, partition type and flavor give the same bytes.
@@ -103,31 +59,6 @@ pub fn to_disk(
     let image = image_only(store, id, flavor, &mut disk, options)?;
     let bytes = disk.finish().map_err(OperationError::of("make", "the disk"))?;
     Ok(DiskReport { image, bytes, partition: ids.partition })
-}
-
-/// The differences between disks of two flavors.
-#[derive(Debug, Clone, Copy)]
-struct Variant {
-    /// Disks with different bytes have different ids, so this is in the texts that ids are derived from.
-    suffix: &'static str,
-    /// Alignment of the disk's length in bytes, a multiple of [`MIB`]. With DAX, it is that of pmem devices.
-    align: u64,
-}
-
-impl Variant {
-    fn of(flavor: Flavor) -> Self {
-        match flavor {
-            Flavor::Dax => Self { suffix: " dax", align: PMEM_ALIGN },
-            Flavor::Linux | Flavor::Gvisor => Self { suffix: "", align: MIB },
-        }
-    }
-
-    /// Derives a UUID from what it is for, from the image, and from `more`, which begins with a space unless it is
-    /// empty.
-    fn guid(self, what: &str, root: RootType, id: &ImageId, more: &str) -> Uuid {
-        let (root, suffix) = (root.root(), self.suffix);
-        Uuid::from_bytes(derived(&format!("quire {what} {root} {id}{suffix}{more}")))
-    }
 }
 
 /// UUIDs in a partition table, and the alignment of the disk's length.
@@ -210,7 +141,7 @@ impl Layout {
         let partition = DiskPartition {
             kind: ids.root.root(),
             id: ids.partition,
-            name: NAME,
+            name: ROOT_NAME,
             flags: READ_ONLY,
             bytes: image.next_multiple_of(MIB),
         };

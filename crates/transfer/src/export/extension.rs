@@ -216,9 +216,9 @@ fn find_release<'a>(
 /// Returns the value of a field that is not empty. Source: os-release(5).
 fn field(text: &str, name: &str) -> Option<String> {
     let lines = text.lines().map(str::trim).filter(|it| !it.starts_with('#'));
-    let values = lines.filter_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+    let mut values = lines.filter_map(|line| line.strip_prefix(name)?.strip_prefix('='));
     // As in a shell, the last assignment counts.
-    let value = values.last()?.trim();
+    let value = values.next_back()?.trim();
     let quoted = ['"', '\''].into_iter().find_map(|quote| {
         let inner = value.strip_prefix(quote)?;
         inner.strip_suffix(quote)

@@ -1,5 +1,6 @@
 //! Tests the data around an image. Tests of the binary check a whole disk with other programs.
 
+use super::super::erofs::PMEM_ALIGN;
 use super::*;
 
 fn ids() -> Ids {

@@ -18,9 +18,11 @@ use uuid::Uuid;
 
 use super::super::erofs::{derived, image_only};
 use super::super::{ExportError, Options, files};
+use super::boot::BootProgram;
 use super::fat::FatLayout;
+use super::identity::{DiskReport, ROOT_NAME, RootType, Variant};
+use super::signature::RootSigner;
 use super::table::{DiskPartition, DiskTable, MIB, READ_ONLY, SECTOR, zeros};
-use super::{BootProgram, DiskReport, NAME, RootSigner, RootType, Variant};
 
 /// Names of the partitions for the hash tree and for the signature.
 const VERITY_NAME: &str = "root-verity";
@@ -79,7 +81,7 @@ pub fn to_verified_disk(
     let root_hash = tree.root();
     let [root_id, tree_id] = root_hash.halves().map(Uuid::from_bytes);
     let mut parts = DiskParts { out, partitions: Vec::new() };
-    parts.push(kind.root.root(), root_id, NAME, root_bytes).map_err(failed)?;
+    parts.push(kind.root.root(), root_id, ROOT_NAME, root_bytes).map_err(failed)?;
 
     tree.write(&mut parts.out).map_err(failed)?;
     parts.push(kind.root.verity(), tree_id, VERITY_NAME, tree.size()).map_err(failed)?;
@@ -122,7 +124,7 @@ pub fn to_verified_disk(
     Ok(VerifiedDiskReport { disk: DiskReport { image, bytes, partition: root_id }, root_hash })
 }
 
-/// Begins the hash tree of an image. Salt and UUID depend only on the image, so the root hash does too.
+/// Begins the hash tree of an image. The salt depends only on the image, so all disks of it have the same root hash.
 fn tree(id: &ImageId, variant: Variant) -> HashTreeBuilder {
     let suffix = variant.suffix;
     let mut salt = [0; 32];
