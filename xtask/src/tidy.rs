@@ -247,9 +247,9 @@ fn every_crate_takes_the_lints_and_only_kernel_is_unsafe() {
     }
 }
 
-/// Programs of every Debian system with a compiler, which tests may call without a check. const EVERYWHERE: &str =
-"chmod chown cp echo env find fincore install ldd losetup mkfifo mkfs.ext4 e2fsck mknod mount nsenter \ script setpriv
-setsid sh sha256sum sleep tar umount unshare";
+/// Programs of every Debian system with a compiler, which tests may call without a check.
+const EVERYWHERE: &str = "chmod chown cp echo env find fincore install ldd losetup mkfifo mkfs.ext4 e2fsck mknod mount nsenter \
+    script setpriv setsid sh sha256sum sleep tar umount unshare";
 
 /// A test that calls another program must get it from `testing`, which skips the test with that program's name if it
 /// is missing.
