@@ -61,6 +61,8 @@ pub fn test(cache: &Cache, quire: &Path) -> Result<()> {
         kernel: &kernel.image(),
         initramfs: &initramfs,
         disks: &[&disk],
+        arguments: &[],
+        persistent: None,
         share: None,
         memory: 1536,
         console: &super::console(&kernel, "")?,

@@ -84,6 +84,8 @@ pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()>
         kernel: &kernel.image(),
         initramfs: &initramfs,
         disks: &[&disk],
+        arguments: &[],
+        persistent: None,
         share: None,
         memory: 1536,
         console: &console(kernel, "-systemd")?,
