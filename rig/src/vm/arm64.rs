@@ -62,6 +62,8 @@ pub fn test(cache: &Cache, quire: &Path) -> Result<()> {
         initramfs: &initramfs,
         firmware: None,
         disks: &[&disk],
+        arguments: &[],
+        persistent: None,
         share: None,
         memory: 1536,
         console: &super::console(&kernel, "")?,

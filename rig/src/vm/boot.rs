@@ -42,6 +42,10 @@ pub(crate) struct Machine<'a> {
     pub(crate) firmware: Option<&'a Path>,
     /// Disks, in order.
     pub(crate) disks: &'a [&'a Path],
+    /// Additional arguments of QEMU, for example disks of other formats, which follow `disks`.
+    pub(crate) arguments: &'a [String],
+    /// File that is the persistent memory `pmem0`, which no guest can change.
+    pub(crate) persistent: Option<&'a Path>,
     /// Socket of a virtiofsd, whose directory has the tag `quire`.
     pub(crate) share: Option<&'a Path>,
     /// Memory in MB.
@@ -75,18 +79,53 @@ pub struct Outcome {
 pub(crate) fn run(
     machine: &Machine<'_>,
     plan: &[Step],
+    each: impl FnMut(&Step, Outcome),
+) -> Result<()> {
+    let (mut qemu, mut report) = start(machine, plan, each)?;
+    report.until("DONE", GRACE, "at the end")?;
+    let deadline = Instant::now() + GRACE;
+    while qemu.0.try_wait()?.is_none() {
+        if Instant::now() > deadline {
+            bail!(Failed(format!("the guest does not power off\n{}", tail(machine.console))));
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// A guest that has ended its steps and stays alive. It is killed on drop.
+#[derive(Debug)]
+pub struct Guest {
+    _qemu: Guard,
+    /// The other end of the guest's reports.
+    _lines: Receiver<String>,
+}
+
+/// Boots the machine like [`run`], for a plan that goes on after these steps.
+pub(super) fn keep(
+    machine: &Machine<'_>,
+    steps: &[Step],
+    each: impl FnMut(&Step, Outcome),
+) -> Result<Guest> {
+    let (qemu, report) = start(machine, steps, each)?;
+    Ok(Guest { _qemu: qemu, _lines: report.lines })
+}
+
+/// Boots the machine, and reads the results of these steps.
+fn start<'a>(
+    machine: &Machine<'a>,
+    plan: &[Step],
     mut each: impl FnMut(&Step, Outcome),
-) -> Result<Duration> {
+) -> Result<(Guard, Report<'a>)> {
     let start = Instant::now();
     let mut qemu = Guard(qemu(machine)?.spawn().context("cannot start QEMU")?);
     let lines = lines(&mut qemu.0);
     let mut report = Report { lines, console: machine.console };
     let booted = report.until("BOOTED", BOOT, "booting")?.1;
-    let took = start.elapsed();
     println!(
         "   booted Linux {} in {:.1} s",
         booted.split(' ').next().unwrap_or_default(),
-        took.as_secs_f64()
+        start.elapsed().as_secs_f64()
     );
     for step in plan {
         let start = Instant::now();
@@ -99,18 +138,11 @@ pub(crate) fn run(
             code.with_context(|| format!("{} ended in an unknown way: {end:?}", step.name))?;
         each(step, Outcome { code, output, took: start.elapsed() });
     }
-    report.until("DONE", GRACE, "at the end")?;
-    let deadline = Instant::now() + GRACE;
-    while qemu.0.try_wait()?.is_none() {
-        if Instant::now() > deadline {
-            bail!(Failed(format!("the guest does not power off\n{}", tail(machine.console))));
-        }
-        thread::sleep(Duration::from_millis(50));
-    }
-    Ok(took)
+    Ok((qemu, report))
 }
 
 /// Kills QEMU on drop.
+#[derive(Debug)]
 struct Guard(Child);
 
 impl Drop for Guard {
@@ -128,7 +160,8 @@ fn qemu(machine: &Machine<'_>) -> Result<Command> {
     let mut command = Command::new(need("setpriv")?);
     command.args(["--pdeathsig", "KILL", architecture.qemu(), "-nodefaults", "-no-user-config"]);
     command.args(architecture.machine()).args(["-smp", "1"]);
-    command.args(["-m", &machine.memory.to_string()]);
+    let room = machine.persistent.map_or("", |_| ",slots=1,maxmem=16G");
+    command.arg("-m").arg(format!("{}{room}", machine.memory));
     command.args(["-display", "none", "-no-reboot", "-nic", "none"]);
     if let Some(firmware) = machine.firmware {
         command.arg("-bios").arg(firmware);
@@ -146,6 +179,15 @@ fn qemu(machine: &Machine<'_>) -> Result<Command> {
     for disk in machine.disks {
         let disk = format!("file={},if=virtio,format=raw,cache=unsafe", disk.display());
         command.args(["-drive", &disk]);
+    }
+    command.args(machine.arguments);
+    if let Some(file) = machine.persistent {
+        let bytes = fs::metadata(file)?.len();
+        let file = file.display();
+        let memory = format!(
+            "memory-backend-file,id=persistent,mem-path={file},size={bytes},share=on,readonly=on"
+        );
+        command.args(["-object", &memory, "-device", "virtio-pmem-pci,memdev=persistent"]);
     }
     command.arg("-serial").arg(format!("file:{}", machine.console.display()));
     command.args(["-chardev", "stdio,id=report,signal=off"]).args(architecture.second_port());

@@ -55,6 +55,11 @@ impl Contents {
         Ok(Self { files, digests })
     }
 
+    /// Returns the digests of all files, as sha256sum(1) prints them.
+    pub(super) fn digests(&self) -> &str {
+        &self.digests
+    }
+
     /// Returns the additional files of the initramfs for these steps.
     pub(super) fn files<'a>(&'a self, plan: &'a str) -> [(&'static str, &'a str); 5] {
         [

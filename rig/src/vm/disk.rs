@@ -40,7 +40,8 @@ pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()>
     let findfs = need("findfs")?.display().to_string();
     // The full path is needed, because busybox's own `findfs` does not support partitions.
     let script = MOUNT.replace("FINDFS", &findfs).replace("PARTITION", partition) + OVER_IT;
-    let way = Way { script: &script, programs: &["findfs"], files: &contents.files(&plan) };
+    let way =
+        Way { script: &script, programs: &["findfs"], files: &contents.files(&plan), modules: &[] };
     initramfs::write(kernel, &need("busybox")?, &way, work.path(), &initramfs)?;
     let machine = Machine {
         architecture: kernel.architecture,
@@ -48,6 +49,8 @@ pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()>
         initramfs: &initramfs,
         firmware: None,
         disks: &[&disk],
+        arguments: &[],
+        persistent: None,
         share: None,
         memory: 1024,
         console: &super::console(kernel, "-disk")?,

@@ -36,11 +36,13 @@ pub(crate) struct Way<'a> {
     pub(crate) programs: &'a [&'a str],
     /// Additional files: their paths and contents.
     pub(crate) files: &'a [(&'a str, &'a str)],
+    /// Modules that the script needs besides those of every guest.
+    pub(crate) modules: &'a [&'a str],
 }
 
 /// The disk that `root::write` makes.
 pub(crate) const DISK: Way<'_> =
-    Way { script: "mount -t ext4 /dev/vda /root\n", programs: &[], files: &[] };
+    Way { script: "mount -t ext4 /dev/vda /root\n", programs: &[], files: &[], modules: &[] };
 
 /// Writes the initramfs for this kernel to `file`. The directory `work` is used for temporary files.
 ///
@@ -67,7 +69,7 @@ pub(crate) fn write(
         draft.text(path, text, 0o755)?;
     }
     let mut order = String::new();
-    for (number, module) in modules(kernel)?.iter().enumerate() {
+    for (number, module) in modules(kernel, way.modules)?.iter().enumerate() {
         let name = format!("{number:02}.ko");
         unpack(&kernel.modules().join(module), &root.join("modules").join(&name))
             .with_context(|| format!("cannot unpack the module {module}"))?;
@@ -86,13 +88,14 @@ pub(crate) fn write(
     Ok(())
 }
 
-/// Returns the files of `MODULES` and their dependencies, in loading order.
-fn modules(kernel: &Kernel) -> Result<Vec<String>> {
+/// Returns the files of `MODULES`, of these other modules and of their dependencies, in loading order.
+fn modules(kernel: &Kernel, others: &[&str]) -> Result<Vec<String>> {
     let read = |name: &str| {
         let path = kernel.modules().join(name);
         fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
     };
-    order(&read("modules.dep")?, &read("modules.builtin")?, &MODULES)
+    let wanted: Vec<_> = MODULES.iter().chain(others).copied().collect();
+    order(&read("modules.dep")?, &read("modules.builtin")?, &wanted)
         .with_context(|| format!("Linux {}", kernel.release))
 }
 

@@ -39,6 +39,12 @@ impl Program {
     }
 }
 
+/// Builds `quire`, and no test program.
+pub(crate) fn build_programs() -> Result<BTreeMap<Program, PathBuf>> {
+    crate::process::shown(cargo().args(["build", "--quiet", "--workspace"]))?;
+    Ok(BTreeMap::new())
+}
+
 /// Builds `quire` and all test programs of the workspace.
 pub(crate) fn build() -> Result<BTreeMap<Program, PathBuf>> {
     let mut cargo = cargo();

@@ -85,6 +85,8 @@ pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()>
         initramfs: &initramfs,
         firmware: None,
         disks: &[&disk],
+        arguments: &[],
+        persistent: None,
         share: None,
         memory: 1536,
         console: &console(kernel, "-systemd")?,

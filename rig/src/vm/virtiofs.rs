@@ -39,7 +39,8 @@ const PLACES: [&str; 2] = ["/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd"];
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A server, which is killed on drop together with its mount.
-struct Server(Child);
+#[derive(Debug)]
+pub struct Server(Child);
 
 impl Drop for Server {
     fn drop(&mut self) {
@@ -56,6 +57,20 @@ impl Server {
         command.args(["--pdeathsig", "KILL", "unshare", "--mount", "--propagation", "private"]);
         command.args(["sh", "-euc", SERVE, "sh"]).arg(quire).arg(store).arg("a").arg(point);
         command.arg(program).arg(socket);
+        Self::listen(command, socket)
+    }
+
+    /// Serves a directory to one guest, at a new socket.
+    pub fn share(directory: &Path, socket: &Path) -> Result<Self> {
+        let mut command = Command::new(need("setpriv")?);
+        command.args(["--pdeathsig", "KILL"]).arg(program()?);
+        command.arg(format!("--socket-path={}", socket.display()));
+        command.arg("-o").arg(format!("source={}", directory.display()));
+        command.args(["-o", "cache=always", "-o", "xattr"]);
+        Self::listen(command, socket)
+    }
+
+    fn listen(mut command: Command, socket: &Path) -> Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut server = Self(command.spawn().context("cannot start virtiofsd")?);
         let since = Instant::now();
@@ -94,8 +109,12 @@ pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()>
     let mut import = super::quire(&store)?;
     quiet(import.args(["--quiet", "import"]).arg(format!("oci:{}", layout.display())).arg("a"))?;
     let (steps, plan) = contents::steps(NAME, "^quire /vm/image virtiofs ");
-    let way =
-        Way { script: &(MOUNT.to_owned() + OVER_IT), programs: &[], files: &contents.files(&plan) };
+    let way = Way {
+        script: &(MOUNT.to_owned() + OVER_IT),
+        programs: &[],
+        files: &contents.files(&plan),
+        modules: &[],
+    };
     initramfs::write(kernel, &need("busybox")?, &way, work.path(), &initramfs)?;
     let _server = Server::start(&program, &store, &point, &socket)?;
     let machine = Machine {
@@ -104,6 +123,8 @@ pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()>
         initramfs: &initramfs,
         firmware: None,
         disks: &[],
+        arguments: &[],
+        persistent: None,
         share: Some(&socket),
         memory: 1024,
         console: &super::console(kernel, "-virtiofs")?,

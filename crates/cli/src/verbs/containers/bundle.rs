@@ -65,16 +65,18 @@ pub(crate) struct Bundle {
 
 impl VerbArgs for Bundle {
     const NAME: &'static str = "bundle";
-    const ABOUT: &'static str = "Make an OCI bundle: config.json and a mounted root";
+    const ABOUT: &'static str = "Make an OCI bundle, or disks for a virtual machine";
     const DETAILS: &'static str = "\
-        `--vm DIR` gives an image of the form `packed` or `tar` to a virtual machine, without copying data: the files \
-        in DIR are hard links of the store's. Attach them read-only.\n\n\
-        - `image.erofs` and `device-1`, `device-2`…: the image and its devices, each a disk\n\
+        `--vm DIR` gives an image of the form `packed` or `tar` to a virtual machine, without copying data. DIR \
+        gets these files:\n\n\
+        - `image.erofs` and `device-1`, `device-2`…: the image and its devices, each a disk. They are hard links of \
+        the store's files, so attach them read-only\n\
         - `disk.vmdk`: all of these as one disk\n\
         - `writable.ext4`: a sparse disk for changes, by default of 10 GiB (`--writable self,size=SIZE`); \
         `--writable none` leaves it out\n\
         - `table`: a table for `dmsetup`, which joins the disks in a guest\n\
-        - `machine.json`: sizes, mount options, kernel command lines, and arguments of hypervisors\n\n\
+        - `machine.json`: sizes, mount options and kernel command lines; arguments of QEMU and Cloud Hypervisor; the \
+        disks in the configurations of Cloud Hypervisor, Firecracker and Kata Containers\n\n\
         Quire prints the arguments of QEMU. `quire rmi` and `quire gc` do not affect DIR. Its disk space is free when \
         the files in DIR and in the store are removed.";
     const EXAMPLES: &'static str = "quire bundle debian ./bundle\n  runc run --bundle ./bundle one\n  quire bundle --vm ./machine debian";

@@ -3,6 +3,8 @@
 //! The directory gets hard links of the store's files, so no data is copied, and all virtual machines and containers
 //! that use an image share the host's page cache. Decision 38 has the reasons.
 
+mod disks;
+mod hypervisors;
 mod report;
 
 use std::fs::{DirBuilder, File};
@@ -28,8 +30,8 @@ use crate::Answer;
 use crate::args::ContainerOptions;
 use crate::output::report as out;
 use crate::session::context::Context;
+use disks::{DISK, Disk, MACHINE, Parts, TABLE, WRITABLE, sectors};
 pub(crate) use report::MachineReport;
-use report::{DISK, Disk, MACHINE, Parts, TABLE, WRITABLE, sectors};
 
 /// Options of containers, which `--vm` refuses. `domain` and `mount_service` are not among them, because clap takes
 /// their environment variables for options.

@@ -159,6 +159,55 @@ fn a_machine_gets_all_layers_of_its_image() {
     }
 }
 
+/// A hypervisor that guesses the format would take this device for a QCOW2, whose backing file may be any file of the
+/// host.
+#[test]
+fn every_configuration_states_the_format() {
+    let place = Place::new();
+    let mut file = b"QFI\xfb\0\0\0\x02".to_vec();
+    file.resize(100_000, 0);
+    std::fs::create_dir(place.path("tree")).unwrap();
+    write(&place.path("tree/file"), &file, 0o644);
+    place.out("import --quiet --form packed dir:tree a");
+    let told = bundle(&place, "--vm vm --writable self,size=1g a");
+    let device = std::fs::read(place.path("vm/device-1")).unwrap();
+    assert!(device.starts_with(b"QFI\xfb"), "otherwise this test shows nothing");
+
+    let folder = place.path("vm").canonicalize().unwrap();
+    let names = ["image.erofs", "device-1", "writable.ext4"];
+    let paths = names.map(|it| folder.join(it).display().to_string());
+    // Each configuration has the files in order, and only the last one is writable.
+    let words = |field: &str| {
+        let list = told[field].as_array().unwrap();
+        list.iter().map(|it| it.as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let drives: Vec<_> = words("qemuDisks").into_iter().filter(|it| it.contains("file=")).collect();
+    let disks = words("cloudHypervisorArguments")[1..4].to_vec();
+    for (number, path) in paths.iter().enumerate() {
+        let is_last = number == 2;
+        assert!(drives[number].ends_with(&format!("file={path}")), "{drives:?}");
+        assert!(drives[number].contains("format=raw"), "{drives:?}");
+        assert_eq!(drives[number].contains("read-only=on"), !is_last, "{drives:?}");
+        let access = if is_last { "off" } else { "on" };
+        assert_eq!(disks[number], format!("path={path},readonly={access},image_type=raw"));
+        let disk = &told["cloudHypervisor"]["disks"][number];
+        assert_eq!((&disk["path"], &disk["image_type"]), (&(**path).into(), &"Raw".into()));
+        assert_eq!(disk["readonly"], !is_last, "{disk}");
+        // Firecracker has no other format.
+        let drive = &told["firecracker"]["drives"][number];
+        assert_eq!(
+            (&drive["path_on_host"], &drive["is_read_only"]),
+            (&(**path).into(), &(!is_last).into())
+        );
+    }
+    // Kata Containers joins the image and its devices as flat extents of a VMDK.
+    let mounts = told["kataMounts"].as_array().unwrap();
+    assert_eq!((&mounts[0]["type"], &mounts[0]["source"]), (&"ext4".into(), &(*paths[2]).into()));
+    assert_eq!((&mounts[1]["type"], &mounts[1]["source"]), (&"erofs".into(), &(*paths[0]).into()));
+    let device = Value::from(format!("device={}", paths[1]));
+    assert!(mounts[1]["options"].as_array().unwrap().contains(&device), "{mounts:?}");
+}
+
 #[test]
 fn the_disks_outlive_the_image() {
     let place = place();
