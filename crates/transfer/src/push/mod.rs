@@ -74,7 +74,7 @@ pub struct Pushed {
     pub is_unchanged: bool,
     /// For each layer, the source of its bytes, and whether they were sent.
     pub layers: Vec<(How, Sent)>,
-    /// Number of signatures that the registry has of those that were to be sent.
+    /// Number of signatures for the target: sent ones, and those that the registry already had.
     pub signatures: usize,
 }
 
