@@ -93,24 +93,6 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// A guest that has ended its steps and stays alive. It is killed on drop.
-#[derive(Debug)]
-pub struct Guest {
-    _qemu: Guard,
-    /// The other end of the guest's reports.
-    _lines: Receiver<String>,
-}
-
-/// Boots the machine like [`run`], for a plan that goes on after these steps.
-pub(super) fn keep(
-    machine: &Machine<'_>,
-    steps: &[Step],
-    each: impl FnMut(&Step, Outcome),
-) -> Result<Guest> {
-    let (qemu, report) = start(machine, steps, each)?;
-    Ok(Guest { _qemu: qemu, _lines: report.lines })
-}
-
 /// Boots the machine, and reads the results of these steps.
 fn start<'a>(
     machine: &Machine<'a>,
@@ -142,7 +124,6 @@ fn start<'a>(
 }
 
 /// Kills QEMU on drop.
-#[derive(Debug)]
 struct Guard(Child);
 
 impl Drop for Guard {

@@ -12,7 +12,7 @@ use super::root::Draft;
 use crate::process::{line, need, quiet};
 
 /// Modules that tests need besides the kernel's image. Some kernels have some of them built in.
-const MODULES: [&str; 10] = [
+const MODULES: [&str; 9] = [
     "virtio_pci",
     "virtio_blk",
     "ext4",
@@ -22,7 +22,6 @@ const MODULES: [&str; 10] = [
     "fuse",
     "virtiofs",
     "quota_v2",
-    "dm_verity",
 ];
 
 const INIT: &str = include_str!("initramfs.sh");

@@ -130,6 +130,7 @@ pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()>
         architecture: kernel.architecture,
         kernel: &kernel.image(),
         initramfs: &initramfs,
+        firmware: None,
         disks: &[],
         arguments: &arguments,
         persistent: Some(&dax),

@@ -56,6 +56,8 @@ mkdir /upper/files/vm/damaged
 mount --move /damaged /root/vm/damaged
 ";
 
+/// The module of dm-verity.
+const MODULES: &[&str] = &["dm_verity"];
 /// Firmware for UEFI with its variables, and systemd's stub.
 const FIRMWARE: &str = "/usr/share/ovmf/OVMF.fd";
 const STUB: &str = "/usr/lib/systemd/boot/efi/linuxx64.efi.stub";
@@ -98,7 +100,7 @@ pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()>
     let mount = mount.replace("RIGHT", root_hash).replace("WRONG", &wrong);
     let script = mount + OVER_IT + DAMAGED;
     let files = contents.files(&plan);
-    let way = Way { script: &script, programs: &["veritysetup"], files: &files };
+    let way = Way { script: &script, programs: &["veritysetup"], files: &files, modules: MODULES };
     initramfs::write(kernel, &need("busybox")?, &way, work.path(), &initramfs)?;
     let machine = Machine {
         architecture: kernel.architecture,
@@ -106,6 +108,8 @@ pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()>
         initramfs: &initramfs,
         firmware: None,
         disks: &[&disk, &damaged],
+        arguments: &[],
+        persistent: None,
         share: None,
         memory: 1024,
         console: &super::console(kernel, "-verified")?,
@@ -136,7 +140,7 @@ pub(super) fn test_uki(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result
     let veritysetup = need("veritysetup")?.display().to_string();
     let script = MOUNT_BY_COMMAND_LINE.replace("VERITYSETUP", &veritysetup) + OVER_IT;
     let files = contents.files(&plan);
-    let way = Way { script: &script, programs: &["veritysetup"], files: &files };
+    let way = Way { script: &script, programs: &["veritysetup"], files: &files, modules: MODULES };
     initramfs::write(kernel, &need("busybox")?, &way, work.path(), &initramfs)?;
     let quire = || super::quire(&at("store"));
     quiet(quire()?.args(["--quiet", "import"]).arg(format!("oci:{}", layout.display())).arg("a"))?;
@@ -151,6 +155,8 @@ pub(super) fn test_uki(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result
         initramfs: &initramfs,
         firmware: Some(Path::new(FIRMWARE)),
         disks: &[&disk],
+        arguments: &[],
+        persistent: None,
         share: None,
         memory: 1024,
         console: &super::console(kernel, "-uki")?,

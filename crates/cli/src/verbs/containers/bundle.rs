@@ -337,6 +337,7 @@ mod tests {
         "help",
         "domain",
         "mount_service",
+        "shared_devices",
     ];
 
     #[test]

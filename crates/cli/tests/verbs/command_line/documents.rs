@@ -483,7 +483,7 @@ fn settings_of_pages_are_taken() {
                     let said = doctor(&text);
                     assert!(!said.contains(bad), "{name}: {said}\n{text}");
                 }
-                Reader::Policy => policy(&place, &name, &block.text),
+                Reader::Policy => policy(&name, &block.text),
                 Reader::Engine => {
                     let line = "serve --snapshotter --print-config containerd --version 2.4";
                     let store = place.path("store").display().to_string();
@@ -501,7 +501,8 @@ fn settings_of_pages_are_taken() {
 }
 
 /// Checks a policy of a page, with a key if the page has one.
-fn policy(place: &Place, name: &str, text: &str) {
+fn policy(name: &str, text: &str) {
+    let place = Place::new();
     let Some(mut openssl) = testing::command("openssl") else { return };
     let key = place.path("ours.key");
     let made = openssl

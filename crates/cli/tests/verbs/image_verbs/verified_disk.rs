@@ -347,7 +347,7 @@ fn files_that_cannot_boot_leave_no_disk() {
     check(&line, "the stub cannot be used: it is not a program for UEFI");
     check(&format!("{line} --initrd absent"), "cannot read absent");
     check(&line.replace("amd64", "s390x"), "disks for s390x cannot boot");
-    check(&format!("{line} --cmdline roothash=1"), "has a root hash, which Quire adds");
+    check(&format!("{line} --cmdline roothash=1"), "chooses the root");
     check("export --bootable a disk:new", "--kernel");
     check("export --kernel kernel a disk:new", "--bootable");
     check("export --bootable --kernel kernel a sysext:new", "--bootable needs disk:FILE");

@@ -202,7 +202,7 @@ impl Program {
         if bytes[end..needed].iter().any(|it| *it != 0) {
             return Err(format(end, "is behind the section table, but not zero"));
         }
-        let symbols = (number(coff, 8)?, u64::from(number(coff, 12)?));
+        let symbols = (number(coff, 12)?, u64::from(number(coff, 16)?));
         if length < bytes.len() && !is_symbols(&bytes[length..], length, symbols) {
             return Err(format(length, "is behind the last section"));
         }

@@ -182,7 +182,7 @@ fn read_file(path: &Path, max: u64) -> anyhow::Result<Vec<u8>> {
     let file = File::open(path).with_context(failed)?;
     file.take(max + 1).read_to_end(&mut bytes).with_context(failed)?;
     if bytes.len() as u64 > max {
-        bail!("{} is too large: only {max} bytes are left for it", path.display());
+        bail!("{} is too large: it has more than {max} bytes", path.display());
     }
     Ok(bytes)
 }
