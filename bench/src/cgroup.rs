@@ -3,12 +3,15 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+
+use crate::command::cmd;
 
 /// A cgroup that starts empty and is removed on drop.
 #[derive(Debug)]
@@ -23,6 +26,42 @@ enum Version {
     One,
     Two,
 }
+
+/// A cgroup with a limit of its memory.
+#[derive(Debug)]
+pub(super) struct Limited(Cgroup);
+
+impl Limited {
+    /// Creates a cgroup with a limit in bytes; none if the memory controller is not available.
+    pub(super) fn new(bytes: u64) -> Result<Option<Self>> {
+        let Some(cgroup) = Cgroup::new()? else {
+            return Ok(None);
+        };
+        let file = match cgroup.version {
+            Version::One => "memory.limit_in_bytes",
+            Version::Two => "memory.max",
+        };
+        fs::write(cgroup.dir.join(file), bytes.to_string()).context("cannot limit a cgroup")?;
+        Ok(Some(Self(cgroup)))
+    }
+
+    /// The command, with all its children in the cgroup.
+    pub(super) fn around(&self, command: &Command) -> Command {
+        let procs = self.0.dir.join("cgroup.procs");
+        let mut around = cmd!("sh -c {ENTER} sh {procs}");
+        around.arg(command.get_program()).args(command.get_args());
+        for (key, value) in command.get_envs() {
+            match value {
+                Some(value) => around.env(key, value),
+                None => around.env_remove(key),
+            };
+        }
+        around
+    }
+}
+
+/// $1 the file that a process enters the cgroup by; the rest is the command.
+const ENTER: &str = r#"echo $$ > "$1"; shift; exec "$@""#;
 
 /// Peak memory use, in bytes.
 #[derive(Debug)]
@@ -47,7 +86,9 @@ impl Cgroup {
         } else {
             return Ok(None);
         };
-        let dir = parent.join(format!("quire-bench-{}", std::process::id()));
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let dir = parent.join(format!("quire-bench-{}-{number}", std::process::id()));
         match fs::create_dir(&dir) {
             Ok(()) => Ok(Some(Self { dir, parent: parent.to_owned(), version })),
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(None),

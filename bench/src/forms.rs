@@ -30,6 +30,13 @@ pub(super) enum Source {
     Folder(PathBuf),
     /// A file with an ext4 file system, on a loop device with direct I/O.
     Ext4(PathBuf),
+    /// A file with an XFS, likewise.
+    Xfs(PathBuf),
+    /// The image of a store, mounted by Quire's FUSE server.
+    Fuse {
+        quire: PathBuf,
+        store: PathBuf,
+    },
     Erofs(Files),
     /// An image of the form `objects`, and its objects.
     Composefs {
@@ -57,6 +64,8 @@ pub(super) enum Through {
     File,
     /// Loop devices with direct I/O over the files.
     Loop,
+    /// Loop devices without direct I/O, so that the files' pages are cached as well.
+    BufferedLoop,
 }
 
 /// The writable layer on top of the mount.
@@ -91,10 +100,11 @@ impl Files {
         let paths = std::iter::once(&self.image).chain(&self.devices);
         let mut files = paths.map(File::open).collect::<Result<Vec<_>, _>>()?;
         let mut loops = Vec::new();
-        if self.through == Through::Loop {
+        if self.through != Through::File {
             // Any of the images may have blocks of 512 bytes.
             let block_size = LoopBlockSize::B512;
-            let options = LoopOptions { block_size, access: Access::ReadOnly, direct_io: true };
+            let direct_io = self.through == Through::Loop;
+            let options = LoopOptions { block_size, access: Access::ReadOnly, direct_io };
             for file in &mut files {
                 let device = loopdev::attach(file.as_fd(), &options)?;
                 *file = File::open(device.path())?;
@@ -102,7 +112,7 @@ impl Files {
             }
         }
         let fds: Vec<BorrowedFd<'_>> = files.iter().map(File::as_fd).collect();
-        let io = if self.through == Through::Loop { Io::Buffered } else { self.io };
+        let io = if self.through == Through::File { self.io } else { Io::Buffered };
         let (devices, acl, read_ahead) = (&fds[1..], self.acl, self.read_ahead);
         let mounted = erofs(
             fds[0],
@@ -129,6 +139,13 @@ impl Way {
         let (lower, objects) = match &self.source {
             Source::Folder(folder) => (bind(File::open(folder)?.as_fd(), Reach::One)?, None),
             Source::Ext4(file) => (mount_ext4(file, Access::ReadOnly)?, None),
+            Source::Xfs(file) => (mount_xfs(file, Access::ReadOnly)?, None),
+            Source::Fuse { quire, store } => {
+                run!("{quire} --store {store} --quiet mount --via fuse --writable none image {target}")?;
+                let mount = bind(File::open(target)?.as_fd(), Reach::One)?;
+                unmount(target, UnmountFlags::empty())?;
+                (mount, None)
+            }
             Source::Erofs(files) => (files.mount()?, None),
             Source::Composefs { image, objects } => {
                 (Files::new(image, Vec::new()).mount()?, Some(File::open(objects)?))
@@ -182,6 +199,20 @@ pub(super) fn mount_ext4(file: &Path, access: Access) -> Result<Detached> {
     Ok(ext4(file.as_fd(), &options)?)
 }
 
+/// Mounts a file with an XFS, on a loop device with direct I/O.
+fn mount_xfs(file: &Path, access: Access) -> Result<Detached> {
+    let file = File::options().read(true).write(access == Access::ReadWrite).open(file)?;
+    let options = LoopOptions { block_size: LoopBlockSize::B512, access, direct_io: true };
+    let device = loopdev::attach(file.as_fd(), &options)?;
+    let point = tempfile::tempdir()?;
+    let how = if access == Access::ReadWrite { "rw" } else { "ro" };
+    let (device, at) = (device.path(), point.path());
+    run!("mount -t xfs -o {how} {device} {at}")?;
+    let mount = bind(File::open(at)?.as_fd(), Reach::One);
+    unmount(at, UnmountFlags::DETACH)?;
+    Ok(mount?)
+}
+
 /// Creates an ext4 in a sparse file; `fill` is called while it is mounted at `target`.
 pub(super) fn make_ext4(
     file: &Path,
@@ -191,13 +222,35 @@ pub(super) fn make_ext4(
 ) -> Result<()> {
     File::create(file)?.set_len(bytes)?;
     run!("mkfs.ext4 -q -F -m 0 {file}")?;
+    filled(mount_ext4(file, Access::ReadWrite)?, target, |target| {
+        fs::remove_dir(target.join("lost+found"))?;
+        fill(target)
+    })
+}
+
+/// Creates an XFS in a sparse file; `fill` is called while it is mounted at `target`.
+pub(super) fn make_xfs(
+    file: &Path,
+    target: &Path,
+    bytes: u64,
+    fill: impl FnOnce(&Path) -> Result<()>,
+) -> Result<()> {
+    File::create(file)?.set_len(bytes)?;
+    run!("mkfs.xfs -q {file}")?;
+    filled(mount_xfs(file, Access::ReadWrite)?, target, fill)
+}
+
+/// Calls `fill` while a new file system is mounted at `target`.
+fn filled(
+    mount: Detached,
+    target: &Path,
+    fill: impl FnOnce(&Path) -> Result<()>,
+) -> Result<()> {
     fs::create_dir_all(target)?;
-    let mount = mount_ext4(file, Access::ReadWrite)?;
     mount.attach_at(target)?;
     drop(mount);
-    let filled = fs::remove_dir(target.join("lost+found")).map_err(Into::into);
-    let filled = filled.and_then(|()| fill(target));
-    unmount(target, UnmountFlags::empty()).context("cannot unmount the new ext4")?;
+    let filled = fill(target);
+    unmount(target, UnmountFlags::empty()).context("cannot unmount the new file system")?;
     filled
 }
 

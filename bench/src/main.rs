@@ -9,10 +9,12 @@ mod cgroup;
 mod command;
 mod compare;
 mod density;
+mod derived;
 mod engine;
 mod events;
 mod fio;
 mod forms;
+mod gvisor;
 mod import;
 mod index;
 mod lazy;
@@ -36,6 +38,7 @@ mod run;
 mod samples;
 mod service;
 mod session;
+mod storing;
 mod tls;
 mod tree;
 mod updates;
@@ -99,9 +102,10 @@ const FIGURES: &str = "figures";
 
 /// Name, description and function of each bench.
 #[rustfmt::skip]
-const BENCHES: [(&str, &str, Bench); 23] = [
+const BENCHES: [(&str, &str, Bench); 26] = [
     ("mkcomposefs", "A dump of 64,246 entries into an image", mkcomposefs::bench),
     ("import", "An OCI layout of two gzip layers into a store; 3 GB of disk for each run", import::bench),
+    ("storing", "An image's import and removal, in every form; 6 GB of disk for each run", storing::bench),
     ("pull", "An image from a registry on loopback into a store; 3 GB of disk for each run", pull::bench),
     ("push", "A committed image, and an unchanged one, to a registry on loopback that has their base", push::bench),
     ("versions", "Consecutive versions of an application from a registry on loopback", versions::bench),
@@ -110,8 +114,10 @@ const BENCHES: [(&str, &str, Bench); 23] = [
     ("mount", "Mount and unmount, whole processes", mount::bench),
     ("run", "A container that runs `true`", run::bench),
     ("rootless", "Images of users who are not root: listings, reads, starts, memory", rootless::bench),
+    ("derived", "Twenty images of one base, each with a container: time, disk, page cache", derived::bench),
     ("density", "Many containers: one after the other, eight at a time, and many alive at once", density::bench),
     ("writable", "Work in containers whose changes go to different places, and their removal", writable::bench),
+    ("gvisor", "The same work in crun and in gVisor, by the root that it gets; needs runsc of the inputs", gvisor::bench),
     ("pagecache", "Memory for two images a minor version apart, in a virtual machine with the newest kernel",
      pagecache::bench),
     ("walk", "`ls -lR`, cold and warm", walk::bench),

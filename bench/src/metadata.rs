@@ -11,7 +11,9 @@ use anyhow::{Context as _, Result};
 use rustix::mount::{UnmountFlags, unmount};
 
 use super::command::{cmd, more, run, run_all};
-use super::forms::{Files, Layer, Source, Way, export, import, make_ext4, only_image};
+use super::forms::{
+    Files, Layer, Source, Through, Way, export, import, make_ext4, make_xfs, only_image,
+};
 use super::measure::{Contestant, Rules, warmth};
 use super::report::{Report, Sizes, Table, Unit};
 use crate::{Context, tree};
@@ -23,6 +25,7 @@ use rig::process::quiet;
 use rig::random::Random;
 
 const EXT4: &str = "folder on ext4";
+const XFS: &str = "folder on XFS";
 const COMPOSEFS: &str = "quire objects: composefs + overlayfs";
 const MKFS: &str = "mkfs.erofs";
 const STANDALONE: &str = "quire export erofs:";
@@ -80,10 +83,10 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     Ok(Report {
         name: "metadata",
         about: String::from(
-            "Two trees in six forms. *developer*: a root of 64,246 entries, whose files are full of zeros, so that \
+            "Two trees in seven forms. *developer*: a root of 64,246 entries, whose files are full of zeros, so that \
              files of one length are one object. *debian-large*: Debian with compilers, runtimes and headers, \
-             129,000 inodes, 3 GB. The ext4 is in a file, on a loop device with direct I/O; every EROFS is mounted \
-             from its file, with `directio` for data. *With a writable layer*: overlayfs with an upper folder on a \
+             129,000 inodes, 3 GB. The ext4 and the XFS are in files, on loop devices with direct I/O; every EROFS \
+             is mounted from its file, with `directio` for data, unless its row names a loop device. *With a writable layer*: overlayfs with an upper folder on a \
              tmpfs is on top. Cold: after dropping all caches, including those of images and devices; memory is all \
              that the kernel charges in a separate run, including inodes, dentries and cached metadata. Warm: after \
              the same once. `tar` writes into a pipe that `cat` empties, since GNU tar reads no file when it writes \
@@ -105,7 +108,11 @@ fn input(context: &Context<'_>, sid: &Sid, title: &'static str, source: &str) ->
     let dump = run!("{quire} --store {objects} dump image")?;
     let [ext4, mkfs, source] = ["ext4.img", "mkfs.img", "source"].map(|it| work.join(it));
     Way::new("", Source::Erofs(Files::new(&standalone, Vec::new()))).mount(&source, Layer::None)?;
-    make_ext4(&ext4, &work.join("fill"), EXT4_BYTES, |root| {
+    let xfs = work.join("xfs.img");
+    make_xfs(&xfs, &work.join("fill"), DISK_BYTES, |root| {
+        run!("cp -a --sparse=always {source} {root}/root").map(drop)
+    })?;
+    make_ext4(&ext4, &work.join("fill"), DISK_BYTES, |root| {
         // The tree is one folder below the root of the ext4, so that the root's own inode and entries are not part of
         // it.
         let root = root.join("root");
@@ -127,14 +134,22 @@ fn input(context: &Context<'_>, sid: &Sid, title: &'static str, source: &str) ->
     let alone = |image: &Path| Source::Erofs(Files::new(image, Vec::new()));
     let [packed, tar] = [&packed, &tar].map(|it| Files::of_store(it).map(Source::Erofs));
     let (packed, tar) = (packed?, tar?);
+    let through = |through| match &packed {
+        Source::Erofs(files) => Source::Erofs(Files { through, ..files.clone() }),
+        other => other.clone(),
+    };
+    let [direct, buffered] = [Through::Loop, Through::BufferedLoop].map(through);
     let ways = vec![
         Way::new(EXT4, Source::Ext4(ext4)),
+        Way::new(XFS, Source::Xfs(xfs)),
         Way::new(COMPOSEFS, composefs.clone()),
         Way::new(format!("{COMPOSEFS}, {AHEAD}"), composefs),
         Way::new(format!("{MKFS} {}", version.unwrap_or("?")), alone(&mkfs)),
         Way::new(STANDALONE, alone(&standalone)),
         Way::new(PACKED, packed.clone()),
         Way::new(format!("{PACKED}, {AHEAD}"), packed),
+        Way::new(format!("{PACKED}, loop devices with direct I/O"), direct),
+        Way::new(format!("{PACKED}, loop devices"), buffered),
         Way::new(TAR, tar.clone()),
         Way::new(format!("{TAR}, {AHEAD}"), tar),
     ];
@@ -142,8 +157,8 @@ fn input(context: &Context<'_>, sid: &Sid, title: &'static str, source: &str) ->
     Ok(Input { title, files, ways, sizes, has_bytes: title == DEBIAN })
 }
 
-/// Size of the sparse ext4 file, which is larger than either tree needs.
-const EXT4_BYTES: u64 = 8 << 30;
+/// Size of the sparse ext4 and XFS files, which is larger than either tree needs.
+const DISK_BYTES: u64 = 8 << 30;
 
 /// Paths of a dump's regular files, without the leading slash and without additional hard links.
 fn files(dump: &[u8]) -> Vec<Vec<u8>> {
@@ -156,11 +171,16 @@ fn files(dump: &[u8]) -> Vec<Vec<u8>> {
 }
 fn sizes(title: &str, ways: &[Way]) -> Result<Sizes> {
     let mut rows = Vec::new();
-    for way in ways.iter().filter(|it| !it.name.ends_with(AHEAD)) {
+    // Other ways to mount the same files.
+    let is_again = |way: &Way| {
+        way.name.ends_with(AHEAD)
+            || matches!(&way.source, Source::Erofs(it) if it.through != Through::File)
+    };
+    for way in ways.iter().filter(|it| !is_again(it)) {
         let length = |path: &PathBuf| anyhow::Ok(fs::metadata(path)?.len());
         let (image, data, index) = match &way.source {
-            Source::Folder(_) => continue,
-            Source::Ext4(file) => (fs::metadata(file)?.blocks() * 512, 0, 0),
+            Source::Folder(_) | Source::Fuse { .. } => continue,
+            Source::Ext4(file) | Source::Xfs(file) => (fs::metadata(file)?.blocks() * 512, 0, 0),
             Source::Composefs { image, objects } => {
                 let mut blocks = 0;
                 for folder in fs::read_dir(objects)? {
@@ -179,7 +199,7 @@ fn sizes(title: &str, ways: &[Way]) -> Result<Sizes> {
         };
         rows.push((way.name.clone(), vec![image, data, image + data, index]));
     }
-    let title = format!("{title}: sizes (ext4: what its file takes; objects: in blocks)");
+    let title = format!("{title}: sizes (ext4 and XFS: blocks of their files; objects: in blocks)");
     let columns = ["image", "data", "image and data", "index of the data"];
     Ok(Sizes::new(title, Unit::Megabytes, columns, rows))
 }
@@ -190,6 +210,8 @@ const PACK: &str = r#"tar cf - -C "$1" . | cat > /dev/null"#;
 fn listings(context: &Context<'_>, input: &Input, tables: &mut Vec<Table>) -> Result<()> {
     let random = random_files(&input.files, STATS[STATS.len() - 1]);
     let list = |root: &Path| cmd!("ls -lR {root}");
+    // Asks for the label of each file, also where the kernel has no SELinux.
+    let labels = |root: &Path| cmd!("ls -lZR {root}");
     let find = |root: &Path| cmd!("find {root} -name *.h");
     let tar = |root: &Path| cmd!("bash -o pipefail -c {PACK} tar {root}");
     let plain = |cold| Rules { cold, ..Rules::new(context.runs) };
@@ -204,6 +226,7 @@ fn listings(context: &Context<'_>, input: &Input, tables: &mut Vec<Table>) -> Re
         };
         table("ls -lR", Rules::reads(context.runs, true), &list)?;
         table("ls -lR", Rules::reads(context.runs, false), &list)?;
+        table("ls -lZR", Rules::reads(context.runs, true), &labels)?;
         for count in STATS {
             let stat = |root: &Path| {
                 let files = random.iter().take(count).map(|it| OsStr::from_bytes(it));
@@ -245,9 +268,9 @@ fn contestants<'a>(
     let ways = ways.iter().filter(|it| is_cold || !it.name.ends_with(AHEAD));
     let contestant = |(number, way): (usize, &'a Way)| {
         let target = context.work.join(format!("root-{number}"));
-        // The tree is one folder below the root of the ext4, because the root's inode belongs to the ext4.
+        // The tree is one folder below the root of an ext4 or XFS, because the root's inode belongs to that.
         let root = match way.source {
-            Source::Ext4(_) => target.join("root"),
+            Source::Ext4(_) | Source::Xfs(_) => target.join("root"),
             _ => target.clone(),
         };
         let (point, listed) = (target.clone(), root.clone());

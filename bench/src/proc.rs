@@ -15,6 +15,11 @@ pub(super) fn field(file: impl AsRef<Path>, name: &str) -> Result<u64> {
     number.with_context(|| format!("{} has no {name}", file.display()))
 }
 
+/// Size of the whole machine's page cache, in bytes.
+pub(super) fn page_cache() -> Result<u64> {
+    bytes("/proc/meminfo", &["Active(file)", "Inactive(file)"])
+}
+
 /// The sum of the numbers after these names, which are in kB, in bytes.
 pub(super) fn bytes(file: impl AsRef<Path>, names: &[&str]) -> Result<u64> {
     let numbers = names.iter().map(|name| field(&file, name));

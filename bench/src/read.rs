@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result};
 use kernel::mount::{Io, native_read_ahead};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
+use super::cgroup::Limited;
 use super::command::{cmd, run};
 use super::fio::{Advice, Job, Order, What};
 use super::forms::{Files, Layer, Source, Through, Way, export, import, only_image};
@@ -98,7 +99,9 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
              file, whatever that lies on. Quire's own forms are mounted as Quire mounts them, with as much as the disk has, at most 512 kB, in the mount's \
              `/sys/class/bdi/…/read_ahead_kb`, unless a row says another number. \
              *fadvise*: the program said that it reads sequentially. *compile*: gcc compiles Lua in a chroot, two files at a time, \
-             with sources and compiler in the image and a tmpfs for what comes of it.",
+             with sources and compiler in the image and a tmpfs for what comes of it. *In … of memory*: in a cgroup \
+             with this limit, which counts the compiler's memory, the tmpfs and the pages of the files. FUSE: \
+             `quire mount --via fuse`, whose server's memory and time are not in the tables.",
             context.runs,
         ),
         tables,
@@ -131,6 +134,7 @@ fn ways(context: &Context<'_>, source: &str, folder: &Path) -> Result<Vec<Way>> 
     export(context, &objects, &alone)?;
     let composefs =
         Source::Composefs { image: only_image(&objects)?, objects: objects.join("objects") };
+    let fuse = Source::Fuse { quire: context.quire.to_owned(), store: objects.clone() };
     let mut ways = vec![
         Way::new(EXT4, Source::Folder(folder.to_owned())),
         Way::new("quire objects: composefs + overlayfs", composefs),
@@ -146,6 +150,7 @@ fn ways(context: &Context<'_>, source: &str, folder: &Path) -> Result<Vec<Way>> 
         ways.push(Way::new(name, Source::Erofs(files)));
         ways.push(Way::new(format!("{name}, buffered"), Source::Erofs(buffered)));
     }
+    ways.push(Way::new("quire objects: FUSE, as users without root mount", fuse));
     Ok(ways)
 }
 
@@ -261,6 +266,9 @@ fn host_read_ahead(folder: &Path) -> Option<String> {
     Some(fs::read_to_string(file).ok()?.trim().to_owned())
 }
 
+/// Limits of memory, page cache included, with which the compiler runs as well.
+const LIMITS: [u64; 2] = [64 << 20, 40 << 20];
+
 /// Runs in a chroot: compiles each source in place, links, and runs the result.
 const COMPILE: &str = "
 cd /srv/lua/src
@@ -284,7 +292,18 @@ fn compile(context: &Context<'_>) -> Result<Vec<Table>> {
         chroot
     };
     let mut tables = Vec::new();
-    for is_cold in [true, false] {
+    // Memory of the compiler and of the files that it reads.
+    let limits = LIMITS.map(|bytes| (true, Some(bytes)));
+    for (is_cold, limit) in [(true, None), (false, None)].into_iter().chain(limits) {
+        let limited = limit.map(Limited::new).transpose()?.flatten();
+        if limit.is_some() && limited.is_none() {
+            continue;
+        }
+        let limited = limited.as_ref();
+        let chroot = |root: &Path| match limited {
+            Some(limited) => limited.around(&chroot(root)),
+            None => chroot(root),
+        };
         let contestants = ways.iter().enumerate().map(|(number, way)| {
             let root = context.work.join(format!("compile-{number}"));
             let (mounted, left) = (root.clone(), root.clone());
@@ -299,8 +318,16 @@ fn compile(context: &Context<'_>) -> Result<Vec<Table>> {
             };
             Contestant::new(&way.name, move || chroot(&root)).before(before).after(after)
         });
-        let title = format!("compile, {}", warmth(is_cold));
-        tables.push(Rules::reads(context.runs, is_cold).race(title, contestants.collect())?);
+        let (title, rules) = match limit {
+            None => (String::new(), Rules::reads(context.runs, is_cold)),
+            // A second cgroup would have no limit.
+            Some(bytes) => (
+                format!(", in {} MiB of memory", bytes >> 20),
+                Rules { cold: true, ..Rules::new(context.runs) },
+            ),
+        };
+        let title = format!("compile, {}{title}", warmth(is_cold));
+        tables.push(rules.race(title, contestants.collect())?);
     }
     Ok(tables)
 }

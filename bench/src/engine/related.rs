@@ -11,7 +11,7 @@ use super::costs::blobs;
 use super::kind::Kind;
 use super::node::Node;
 use crate::measure::drop_caches;
-use crate::proc::bytes;
+use crate::proc::page_cache;
 use crate::registry;
 use crate::report::{Sizes, Unit};
 use crate::versions::disk;
@@ -57,13 +57,13 @@ pub(super) fn related(stage: &Stage<'_>, kinds: &[Kind]) -> Result<[Sizes; 2]> {
         let all = disk(&node.place())?;
         disks.push((kind.name().to_owned(), vec![all, blobs, all - blobs]));
         drop_caches()?;
-        let before = cached()?;
+        let before = page_cache()?;
         let read = || -> Result<u64> {
             for version in 1..=IMAGES {
                 quiet(&mut node.run_detached(&name(stage, version), version, &["sleep", "1000"]))?;
                 quiet(&mut node.exec(version, &["sh", "-ec", READ]))?;
             }
-            Ok(cached()?.saturating_sub(before))
+            Ok(page_cache()?.saturating_sub(before))
         };
         let grown = read();
         (1..=IMAGES).for_each(|version| node.end(version));
@@ -79,9 +79,4 @@ pub(super) fn related(stage: &Stage<'_>, kinds: &[Kind]) -> Result<[Sizes; 2]> {
         Sizes::new(title, Unit::Megabytes, columns, disks),
         Sizes::new(read, Unit::Megabytes, ["page cache"], pages),
     ])
-}
-
-/// Size of the whole machine's page cache, in bytes.
-fn cached() -> Result<u64> {
-    bytes("/proc/meminfo", &["Active(file)", "Inactive(file)"])
 }
