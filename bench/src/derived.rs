@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 
-use super::command::{cmd, more, run};
+use super::command::{cmd, more};
 use super::measure::{drop_caches, nanoseconds};
 use super::podman::{self, podman};
 use super::proc::page_cache;
@@ -28,7 +28,8 @@ enum Way {
     Podman,
 }
 
-const WAYS: [Way; 4] = [Way::Quire("objects"), Way::Quire("packed"), Way::Quire("tar"), Way::Podman];
+const WAYS: [Way; 4] =
+    [Way::Quire("objects"), Way::Quire("packed"), Way::Quire("tar"), Way::Podman];
 
 impl Way {
     fn name(self) -> String {

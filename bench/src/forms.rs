@@ -141,7 +141,9 @@ impl Way {
             Source::Ext4(file) => (mount_ext4(file, Access::ReadOnly)?, None),
             Source::Xfs(file) => (mount_xfs(file, Access::ReadOnly)?, None),
             Source::Fuse { quire, store } => {
-                run!("{quire} --store {store} --quiet mount --via fuse --writable none image {target}")?;
+                run!(
+                    "{quire} --store {store} --quiet mount --via fuse --writable none image {target}"
+                )?;
                 let mount = bind(File::open(target)?.as_fd(), Reach::One)?;
                 unmount(target, UnmountFlags::empty())?;
                 (mount, None)
@@ -241,11 +243,7 @@ pub(super) fn make_xfs(
 }
 
 /// Calls `fill` while a new file system is mounted at `target`.
-fn filled(
-    mount: Detached,
-    target: &Path,
-    fill: impl FnOnce(&Path) -> Result<()>,
-) -> Result<()> {
+fn filled(mount: Detached, target: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     fs::create_dir_all(target)?;
     mount.attach_at(target)?;
     drop(mount);

@@ -49,9 +49,21 @@ enum Root {
 const ALONE: [Alone; 5] = [
     Alone { name: "runsc, ext4, --overlay2=none", overlay: "none", root: Root::Folder },
     Alone { name: "runsc, ext4, --overlay2=root:self", overlay: "root:self", root: Root::Folder },
-    Alone { name: "runsc, ext4, --overlay2=root:memory", overlay: "root:memory", root: Root::Folder },
-    Alone { name: "runsc, the host's overlayfs, upper on ext4", overlay: "none", root: Root::Overlay },
-    Alone { name: "runsc, its EROFS of `quire export gvisor:`, overlay in memory", overlay: "none", root: Root::Erofs },
+    Alone {
+        name: "runsc, ext4, --overlay2=root:memory",
+        overlay: "root:memory",
+        root: Root::Folder,
+    },
+    Alone {
+        name: "runsc, the host's overlayfs, upper on ext4",
+        overlay: "none",
+        root: Root::Overlay,
+    },
+    Alone {
+        name: "runsc, its EROFS of `quire export gvisor:`, overlay in memory",
+        overlay: "none",
+        root: Root::Erofs,
+    },
 ];
 
 /// Paths that the contestants share.
@@ -130,8 +142,7 @@ fn contestants<'a>(
             run!("{quire} --store {store} gc --wait")?;
             rest()
         };
-        contestants
-            .push(Contestant::new(format!("quire run, runsc, {kind}"), run).before(before));
+        contestants.push(Contestant::new(format!("quire run, runsc, {kind}"), run).before(before));
     }
     for (number, alone) in ALONE.iter().enumerate() {
         let bundle = work.join(format!("bundle-runsc-{number}-{job}"));
@@ -179,7 +190,13 @@ fn name() -> String {
 
 fn config(setting: &Setting<'_>, alone: &Alone, root: &Path, job: &str) -> Value {
     let capabilities = [
-        "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID",
+        "CAP_CHOWN",
+        "CAP_DAC_OVERRIDE",
+        "CAP_FOWNER",
+        "CAP_FSETID",
+        "CAP_KILL",
+        "CAP_SETGID",
+        "CAP_SETUID",
     ];
     let annotations = match alone.root {
         Root::Folder | Root::Overlay => json!({}),

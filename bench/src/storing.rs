@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
-use super::command::{cmd, more, run};
+use super::command::{cmd, more};
 use super::import::synced;
 use super::measure::Contestant;
 use super::podman;
@@ -26,14 +26,17 @@ for layer; do tar -xzf "$layer" --xattrs --xattrs-include=* --numeric-owner -C "
 "#;
 
 /// $1 quire, $2 the store. Removes the only image and everything that it alone needed.
-const REMOVE: &str = r#""$1" --store "$2" --quiet rmi image && "$1" --store "$2" --quiet gc --wait"#;
+const REMOVE: &str =
+    r#""$1" --store "$2" --quiet rmi image && "$1" --store "$2" --quiet gc --wait"#;
 
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let (quire, work) = (context.quire, context.work);
     let layout = &inputs::debian_postgres(context.cache, false)?;
     let layers = &layers(layout)?;
     let import = |form: &'static str| {
-        cmd!("{quire} --store {work}/store-{form} --quiet import --form {form} oci:{layout}:latest image")
+        cmd!(
+            "{quire} --store {work}/store-{form} --quiet import --form {form} oci:{layout}:latest image"
+        )
     };
     let unpack = || cmd!("sh -euc {UNPACK} sh {work}/tree", ..layers);
     let has_podman = find_program("podman").is_some();
@@ -60,7 +63,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         let pull = || podman::pull(context, layout);
         imports.push(Contestant::new(&*name, pull).before(|| podman::set_aside(context)));
         let remove = || anyhow::Ok(more!(podman::podman(context, layout)?, "rmi --all"));
-        let before = || {
+        let before = move || {
             podman::set_aside(context)?;
             quiet(&mut pull()?).map(drop)
         };
