@@ -17,7 +17,7 @@ use rig::inputs::layout;
 use rig::inputs::versions::{self, COUNT, Cut, Versions};
 use rig::process::{find_program, quiet};
 
-/// What each container reads: the application and its runtime.
+/// The files that each container reads: the application and its runtime.
 const READ: &str = "find /opt/app /usr/lib/python3* -type f -exec cat {} + > /dev/null";
 
 /// A tool that runs images.
