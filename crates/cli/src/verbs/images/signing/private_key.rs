@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context as _, bail};
 use oci::signing::{KeyFile, PASSPHRASE_VARIABLE, Passphrase, SigningKey, read_secret};
+use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 
 use crate::session::context::Context;
 use crate::session::prompt::Terminal;
@@ -32,6 +33,7 @@ pub(crate) fn read_key(
     passphrase: Option<&Path>,
     options: KeyOptions,
 ) -> anyhow::Result<SigningKey> {
+    keep_out_of_dumps().context("cannot keep the key out of core dumps")?;
     let named = || format!("{} {}", options.key, file.display());
     let opened =
         oci::files::regular(file).with_context(|| format!("{}: cannot read it", named()))?;
@@ -66,6 +68,13 @@ pub(crate) fn read_key(
         (None, None) => ask(file, options)?,
     };
     key.unlock(&passphrase).with_context(named)
+}
+
+/// Makes the kernel write no core dump of this process, and keeps other processes of the user from reading its memory.
+fn keep_out_of_dumps() -> std::io::Result<()> {
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    let most = rustix::process::getrlimit(Resource::Core).maximum;
+    Ok(setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: most })?)
 }
 
 /// Warns of a file that others may read.
