@@ -56,18 +56,8 @@ pub fn test(cache: &Cache, quire: &Path) -> Result<()> {
     let environment = kernel.architecture.environment();
     root::write_over(&base, work.path(), &files, &plan_text(&steps), environment, &disk)?;
     println!("   made the disk in {:.1} s", start.elapsed().as_secs_f64());
-    let machine = Machine {
-        architecture: kernel.architecture,
-        kernel: &kernel.image(),
-        initramfs: &initramfs,
-        firmware: None,
-        disks: &[&disk],
-        arguments: &[],
-        persistent: None,
-        share: None,
-        memory: 1536,
-        console: &super::console(&kernel, "")?,
-    };
+    let machine =
+        Machine { disks: &[&disk], memory: 1536, ..Machine::new(&kernel, &initramfs, "")? };
     let version = kernel.version().context("the kernel's release has no version")?;
     let mut tally = Tally::default();
     let start = Instant::now();

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 
 use super::architecture::Architecture;
+use super::kernels::Kernel;
 use crate::Failed;
-use crate::process::need;
+use crate::process::{need, target_dir};
 
 /// Time limit from power-on to the first report. On an idle machine, it takes five seconds.
 const BOOT: Duration = Duration::from_secs(180);
@@ -36,7 +37,7 @@ pub(super) const COMMAND_LINE: &str =
 #[derive(Debug)]
 pub(crate) struct Machine<'a> {
     pub(crate) architecture: Architecture,
-    pub(crate) kernel: &'a Path,
+    pub(crate) kernel: PathBuf,
     pub(crate) initramfs: &'a Path,
     /// Firmware for UEFI, which boots the first disk in place of the kernel above.
     pub(crate) firmware: Option<&'a Path>,
@@ -50,8 +51,32 @@ pub(crate) struct Machine<'a> {
     pub(crate) share: Option<&'a Path>,
     /// Memory in MB.
     pub(crate) memory: u32,
-    /// File for the kernel's messages.
-    pub(crate) console: &'a Path,
+    /// File for the kernel's messages, which is kept for an analysis.
+    pub(crate) console: PathBuf,
+}
+
+impl<'a> Machine<'a> {
+    /// Returns a guest with this kernel, 1 GB of memory, and no disks. `what` distinguishes the file of its messages from
+    /// those of other guests with the same kernel.
+    pub(crate) fn new(kernel: &Kernel, initramfs: &'a Path, what: &str) -> Result<Self> {
+        Ok(Self {
+            architecture: kernel.architecture,
+            kernel: kernel.image(),
+            initramfs,
+            firmware: None,
+            disks: &[],
+            arguments: &[],
+            persistent: None,
+            share: None,
+            memory: 1024,
+            console: console(kernel, what)?,
+        })
+    }
+}
+
+/// Returns the file for the messages of a kernel.
+pub(super) fn console(kernel: &Kernel, what: &str) -> Result<PathBuf> {
+    Ok(target_dir()?.join(format!("vm-{}{what}.log", kernel.release)))
 }
 
 /// A step of the plan.
@@ -86,7 +111,7 @@ pub(crate) fn run(
     let deadline = Instant::now() + GRACE;
     while qemu.0.try_wait()?.is_none() {
         if Instant::now() > deadline {
-            bail!(Failed(format!("the guest does not power off\n{}", tail(machine.console))));
+            bail!(Failed(format!("the guest does not power off\n{}", tail(&machine.console))));
         }
         thread::sleep(Duration::from_millis(50));
     }
@@ -95,14 +120,14 @@ pub(crate) fn run(
 
 /// Boots the machine, and reads the results of these steps.
 fn start<'a>(
-    machine: &Machine<'a>,
+    machine: &'a Machine<'_>,
     plan: &[Step],
     mut each: impl FnMut(&Step, Outcome),
 ) -> Result<(Guard, Report<'a>)> {
     let start = Instant::now();
     let mut qemu = Guard(qemu(machine)?.spawn().context("cannot start QEMU")?);
     let lines = lines(&mut qemu.0);
-    let mut report = Report { lines, console: machine.console };
+    let mut report = Report { lines, console: &machine.console };
     let booted = report.until("BOOTED", BOOT, "booting")?.1;
     println!(
         "   booted Linux {} in {:.1} s",
@@ -147,7 +172,7 @@ fn qemu(machine: &Machine<'_>) -> Result<Command> {
     if let Some(firmware) = machine.firmware {
         command.arg("-bios").arg(firmware);
     } else {
-        command.arg("-kernel").arg(machine.kernel).arg("-initrd").arg(machine.initramfs);
+        command.arg("-kernel").arg(&machine.kernel).arg("-initrd").arg(machine.initramfs);
         command.args(["-append", &format!("console={} {COMMAND_LINE}", architecture.console())]);
     }
     if let Some(socket) = machine.share {

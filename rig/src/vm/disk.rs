@@ -43,18 +43,7 @@ pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()>
     let way =
         Way { script: &script, programs: &["findfs"], files: &contents.files(&plan), modules: &[] };
     initramfs::write(kernel, &need("busybox")?, &way, work.path(), &initramfs)?;
-    let machine = Machine {
-        architecture: kernel.architecture,
-        kernel: &kernel.image(),
-        initramfs: &initramfs,
-        firmware: None,
-        disks: &[&disk],
-        arguments: &[],
-        persistent: None,
-        share: None,
-        memory: 1024,
-        console: &super::console(kernel, "-disk")?,
-    };
+    let machine = Machine { disks: &[&disk], ..Machine::new(kernel, &initramfs, "-disk")? };
     boot::run(&machine, &steps, each)?;
     Ok(())
 }

@@ -127,16 +127,9 @@ pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()>
     arguments.extend(["-drive".to_owned(), drive.to_owned()]);
     arguments.extend(again);
     let machine = Machine {
-        architecture: kernel.architecture,
-        kernel: &kernel.image(),
-        initramfs: &initramfs,
-        firmware: None,
-        disks: &[],
         arguments: &arguments,
         persistent: Some(&dax),
-        share: None,
-        memory: 1024,
-        console: &super::console(kernel, "-machine")?,
+        ..Machine::new(kernel, &initramfs, "-machine")?
     };
     boot::run(&machine, &steps, each)?;
     // The changes are on the disk, and the files of the store are as before.

@@ -279,28 +279,11 @@ fn life(
     initramfs::write(kernel, &need("busybox")?, &initramfs::DISK, work.path(), &initramfs)?;
     root::write(cache, work.path(), programs, &plan, &environment, &disk)?;
     println!("   made the disk in {:.1} s", start.elapsed().as_secs_f64());
-    let console = console(kernel, "")?;
-    let (image, &Hardware { memory, data }) = (kernel.image(), hardware);
+    let &Hardware { memory, data } = hardware;
     let disks: Vec<_> = [Some(&*disk), data].into_iter().flatten().collect();
-    let machine = Machine {
-        architecture: kernel.architecture,
-        kernel: &image,
-        initramfs: &initramfs,
-        firmware: None,
-        disks: &disks,
-        arguments: &[],
-        persistent: None,
-        share: None,
-        memory,
-        console: &console,
-    };
+    let machine = Machine { disks: &disks, memory, ..Machine::new(kernel, &initramfs, "")? };
     boot::run(&machine, steps, each)?;
     Ok(())
-}
-
-/// Returns the file for the kernel's messages, which is kept for an analysis.
-fn console(kernel: &Kernel, what: &str) -> Result<PathBuf> {
-    Ok(target_dir()?.join(format!("vm-{}{what}.log", kernel.release)))
 }
 
 /// Returns a command for the tests' Quire with this store.
@@ -434,7 +417,7 @@ impl Tally {
         match self.failed.is_empty() {
             true => Ok(()),
             false => {
-                let consoles = console(kernel, "*")?;
+                let consoles = boot::console(kernel, "*")?;
                 let consoles = consoles.display();
                 bail!(Failed(format!("some tests failed; the kernel's messages are in {consoles}")))
             }

@@ -13,7 +13,7 @@ use super::boot::{self, Machine, Step};
 use super::initramfs;
 use super::kernels::Kernel;
 use super::root::{Draft, GUEST};
-use super::{console, plan_text, work};
+use super::{plan_text, work};
 use crate::cache::Cache;
 use crate::inputs::sid;
 use crate::process::{need, quiet, repository, target_dir};
@@ -79,18 +79,8 @@ pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()>
     mkfs.args(["-q", "-F", "-m", "0", "-E", "root_owner=0:0", "-d"]);
     quiet(mkfs.arg(&copy).arg(&disk).arg("2G"))?;
     initramfs::write(kernel, &need("busybox")?, &initramfs::DISK, work.path(), &initramfs)?;
-    let machine = Machine {
-        architecture: kernel.architecture,
-        kernel: &kernel.image(),
-        initramfs: &initramfs,
-        firmware: None,
-        disks: &[&disk],
-        arguments: &[],
-        persistent: None,
-        share: None,
-        memory: 1536,
-        console: &console(kernel, "-systemd")?,
-    };
+    let machine =
+        Machine { disks: &[&disk], memory: 1536, ..Machine::new(kernel, &initramfs, "-systemd")? };
     boot::run(&machine, &steps, each)?;
     Ok(())
 }

@@ -102,18 +102,8 @@ pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()>
     let files = contents.files(&plan);
     let way = Way { script: &script, programs: &["veritysetup"], files: &files, modules: MODULES };
     initramfs::write(kernel, &need("busybox")?, &way, work.path(), &initramfs)?;
-    let machine = Machine {
-        architecture: kernel.architecture,
-        kernel: &kernel.image(),
-        initramfs: &initramfs,
-        firmware: None,
-        disks: &[&disk, &damaged],
-        arguments: &[],
-        persistent: None,
-        share: None,
-        memory: 1024,
-        console: &super::console(kernel, "-verified")?,
-    };
+    let machine =
+        Machine { disks: &[&disk, &damaged], ..Machine::new(kernel, &initramfs, "-verified")? };
     boot::run(&machine, &steps, each)?;
     Ok(())
 }
@@ -150,16 +140,9 @@ pub(super) fn test_uki(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result
     export.arg("--kernel").arg(kernel.image()).arg("--initrd").arg(&initramfs);
     quiet(export.arg("a").arg(format!("disk:{}", disk.display())))?;
     let machine = Machine {
-        architecture: kernel.architecture,
-        kernel: &kernel.image(),
-        initramfs: &initramfs,
         firmware: Some(Path::new(FIRMWARE)),
         disks: &[&disk],
-        arguments: &[],
-        persistent: None,
-        share: None,
-        memory: 1024,
-        console: &super::console(kernel, "-uki")?,
+        ..Machine::new(kernel, &initramfs, "-uki")?
     };
     boot::run(&machine, &steps, each)?;
     Ok(())

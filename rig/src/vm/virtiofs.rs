@@ -102,18 +102,8 @@ pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()>
     };
     initramfs::write(kernel, &need("busybox")?, &way, work.path(), &initramfs)?;
     let _server = Server::start(&program, &store, &point, &socket)?;
-    let machine = Machine {
-        architecture: kernel.architecture,
-        kernel: &kernel.image(),
-        initramfs: &initramfs,
-        firmware: None,
-        disks: &[],
-        arguments: &[],
-        persistent: None,
-        share: Some(&socket),
-        memory: 1024,
-        console: &super::console(kernel, "-virtiofs")?,
-    };
+    let machine =
+        Machine { share: Some(&socket), ..Machine::new(kernel, &initramfs, "-virtiofs")? };
     boot::run(&machine, &steps, each)?;
     Ok(())
 }
