@@ -5,7 +5,6 @@
 //! image's first block contains its length, so this block is held back until the partition table is made.
 
 mod boot;
-mod der;
 mod fat;
 mod identity;
 mod pe;

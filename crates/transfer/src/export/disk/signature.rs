@@ -15,17 +15,14 @@ use ring::rand::SystemRandom;
 use ring::signature::{RSA_PKCS1_SHA256, RsaKeyPair};
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
-
-use super::der::{
-    BIT_STRING, CONTEXT_0, DerReader, INTEGER, NULL, OBJECT_IDENTIFIER, OCTET_STRING, SEQUENCE,
-    SET, element,
-};
+use yasna::models::ObjectIdentifier;
+use yasna::{ASN1Result, BERReaderSeq, DERWriter, Tag, construct_der, parse_der};
 
 /// Object identifiers. Source: RFC 2315, 14, and RFC 8017, appendix C.
-const SIGNED_DATA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x07, 0x02];
-const DATA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x07, 0x01];
-const SHA256: &[u8] = &[0x60, 0x86, 0x48, 0x01, 0x65, 0x03, 0x04, 0x02, 0x01];
-const RSA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x01];
+const SIGNED_DATA: &[u64] = &[1, 2, 840, 113_549, 1, 7, 2];
+const DATA: &[u64] = &[1, 2, 840, 113_549, 1, 7, 1];
+const SHA256: &[u64] = &[2, 16, 840, 1, 101, 3, 4, 2, 1];
+const RSA: &[u64] = &[1, 2, 840, 113_549, 1, 1, 1];
 
 /// The reason why a key or a certificate cannot sign root hashes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -76,8 +73,7 @@ impl SigningKey {
 pub struct RootSigner {
     key: SigningKey,
     certificate: Vec<u8>,
-    /// The issuer and the serial number, by which verifiers find the certificate.
-    issuer_and_serial: Vec<u8>,
+    names: CertificateNames,
 }
 
 impl RootSigner {
@@ -93,8 +89,7 @@ impl RootSigner {
         if names.key != key.0.public().as_ref() {
             return Err(SignerError::OtherKey);
         }
-        let issuer_and_serial = element(SEQUENCE, &[names.issuer, names.serial]);
-        Ok(Self { key, certificate: certificate.to_vec(), issuer_and_serial })
+        Ok(Self { key, certificate: certificate.to_vec(), names })
     }
 
     /// Returns the SHA-256 of the certificate, as hexadecimal text.
@@ -121,72 +116,101 @@ impl RootSigner {
         let random = SystemRandom::new();
         let content = root.to_string();
         self.key.0.sign(&RSA_PKCS1_SHA256, &random, content.as_bytes(), &mut signature)?;
-        let version = element(INTEGER, &[&[1]]);
-        let digest = algorithm(SHA256);
-        let signer = element(
-            SEQUENCE,
-            &[
-                &version,
-                &self.issuer_and_serial,
-                &digest,
-                &algorithm(RSA),
-                &element(OCTET_STRING, &[&signature]),
-            ],
-        );
-        let signed = element(
-            SEQUENCE,
-            &[
-                &version,
-                &element(SET, &[&digest]),
-                &element(SEQUENCE, &[&element(OBJECT_IDENTIFIER, &[DATA])]),
-                &element(CONTEXT_0, &[&self.certificate]),
-                &element(SET, &[&signer]),
-            ],
-        );
-        let kind = element(OBJECT_IDENTIFIER, &[SIGNED_DATA]);
-        Ok(element(SEQUENCE, &[&kind, &element(CONTEXT_0, &[&signed])]))
+        // The structures of RFC 2315, 9.1, 9.2 and 7.
+        let signer = |writer: DERWriter<'_>| {
+            writer.write_sequence(|fields| {
+                fields.next().write_u8(1);
+                fields.next().write_sequence(|names| {
+                    names.next().write_der(&self.names.issuer);
+                    names.next().write_der(&self.names.serial);
+                });
+                algorithm(fields.next(), SHA256);
+                algorithm(fields.next(), RSA);
+                fields.next().write_bytes(&signature);
+            });
+        };
+        let signed = |writer: DERWriter<'_>| {
+            writer.write_sequence(|fields| {
+                fields.next().write_u8(1);
+                fields.next().write_set(|digests| algorithm(digests.next(), SHA256));
+                fields.next().write_sequence(|content| identifier(content.next(), DATA));
+                fields.next().write_tagged_implicit(Tag::context(0), |writer| {
+                    writer.write_set(|all| all.next().write_der(&self.certificate));
+                });
+                fields.next().write_set(|signers| signer(signers.next()));
+            });
+        };
+        Ok(construct_der(|writer| {
+            writer.write_sequence(|fields| {
+                identifier(fields.next(), SIGNED_DATA);
+                fields.next().write_tagged(Tag::context(0), signed);
+            });
+        }))
     }
 }
 
-/// Returns the identifier of an algorithm without parameters.
-fn algorithm(identifier: &[u8]) -> Vec<u8> {
-    let identifier = element(OBJECT_IDENTIFIER, &[identifier]);
-    element(SEQUENCE, &[&identifier, &element(NULL, &[])])
+fn identifier(writer: DERWriter<'_>, numbers: &[u64]) {
+    writer.write_oid(&ObjectIdentifier::from_slice(numbers));
+}
+
+/// Writes the identifier of an algorithm without parameters.
+fn algorithm(writer: DERWriter<'_>, numbers: &[u64]) {
+    writer.write_sequence(|fields| {
+        identifier(fields.next(), numbers);
+        fields.next().write_null();
+    });
 }
 
 /// The parts of a certificate that a signature needs.
 #[derive(Debug, PartialEq, Eq)]
-struct CertificateNames<'a> {
+struct CertificateNames {
     /// The serial number, as an element.
-    serial: &'a [u8],
-    /// The issuer's name, as an element.
-    issuer: &'a [u8],
+    serial: Vec<u8>,
+    /// The issuer's name, as an element. With the serial number, verifiers find the certificate by it.
+    issuer: Vec<u8>,
     /// The public key, for RSA an element.
-    key: &'a [u8],
+    key: Vec<u8>,
 }
 
-impl<'a> CertificateNames<'a> {
+impl CertificateNames {
     /// Reads a certificate. Source: RFC 5280, 4.1.
-    fn read(der: &'a [u8]) -> Option<Self> {
-        let mut outer = DerReader(der);
-        let certificate = outer.read(SEQUENCE)?;
-        if !outer.0.is_empty() {
-            return None;
-        }
-        let mut signed = DerReader(DerReader(certificate.content).read(SEQUENCE)?.content);
-        // Absent in version 1.
-        let _version = signed.read(CONTEXT_0);
-        let serial = signed.read(INTEGER)?.whole;
-        let _algorithm = signed.read(SEQUENCE)?;
-        let issuer = signed.read(SEQUENCE)?.whole;
-        let _validity = signed.read(SEQUENCE)?;
-        let _subject = signed.read(SEQUENCE)?;
-        let mut info = DerReader(signed.read(SEQUENCE)?.content);
-        let _algorithm = info.read(SEQUENCE)?;
-        // The first byte is the number of unused bits.
-        let key = info.read(BIT_STRING)?.content.strip_prefix(&[0])?;
-        Some(Self { serial, issuer, key })
+    fn read(der: &[u8]) -> Option<Self> {
+        let read = parse_der(der, |reader| {
+            reader.read_sequence(|certificate| {
+                let names = certificate.next().read_sequence(Self::signed_part)?;
+                // The algorithm and the signature of the issuer.
+                skip(certificate)?;
+                skip(certificate)?;
+                Ok(names)
+            })
+        });
+        let (names, bits) = read.ok()?;
+        (bits == names.key.len().checked_mul(8)?).then_some(names)
     }
+
+    /// Reads the part that the issuer has signed. Also returns the number of bits of the key.
+    fn signed_part(fields: &mut BERReaderSeq<'_, '_>) -> ASN1Result<(Self, usize)> {
+        // Absent in version 1.
+        fields.read_optional(|it| it.read_tagged(Tag::context(0), |it| it.read_u8()))?;
+        let serial = fields.next().read_der()?;
+        skip(fields)?;
+        let issuer = fields.next().read_der()?;
+        // The validity and the subject.
+        skip(fields)?;
+        skip(fields)?;
+        let (key, bits) = fields.next().read_sequence(|info| {
+            skip(info)?;
+            info.next().read_bitvec_bytes()
+        })?;
+        // Unique identifiers and extensions.
+        while fields.read_optional(|it| it.read_der())?.is_some() {}
+        Ok((Self { serial, issuer, key }, bits))
+    }
+}
+
+/// Skips an element.
+fn skip(fields: &mut BERReaderSeq<'_, '_>) -> ASN1Result<()> {
+    fields.next().read_der().map(drop)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ fn pem(label: &str, der: &[u8]) -> String {
 
 #[test]
 fn keys_that_cannot_sign_have_a_reason() {
-    let empty = element(SEQUENCE, &[]);
+    let empty = construct_der(|it| it.write_sequence(|_| ()));
     for (text, expect) in [
         (String::new(), "it has no private key in PEM"),
         ("no PEM".to_owned(), "it has no private key in PEM"),
@@ -28,23 +28,40 @@ fn keys_that_cannot_sign_have_a_reason() {
 
 /// A certificate without a meaning, whose key is `key`.
 fn certificate(with_version: bool) -> Vec<u8> {
-    let empty = element(SEQUENCE, &[]);
-    let version = element(CONTEXT_0, &[&element(INTEGER, &[&[2]])]);
-    let version = if with_version { version } else { Vec::new() };
-    let serial = element(INTEGER, &[b"serial"]);
-    let issuer = element(SEQUENCE, &[b"issuer"]);
-    let info = element(SEQUENCE, &[&empty, &element(BIT_STRING, &[&[0], b"key"])]);
-    let signed = element(SEQUENCE, &[&version, &serial, &empty, &issuer, &empty, &empty, &info]);
-    element(SEQUENCE, &[&signed, &empty, &element(BIT_STRING, &[&[0]])])
+    let empty = |writer: DERWriter<'_>| writer.write_sequence(|_| ());
+    construct_der(|writer| {
+        writer.write_sequence(|certificate| {
+            certificate.next().write_sequence(|signed| {
+                if with_version {
+                    signed.next().write_tagged(Tag::context(0), |it| it.write_u8(2));
+                }
+                signed.next().write_u32(SERIAL);
+                empty(signed.next());
+                signed.next().write_sequence(|issuer| issuer.next().write_utf8_string("issuer"));
+                empty(signed.next());
+                empty(signed.next());
+                signed.next().write_sequence(|info| {
+                    empty(info.next());
+                    info.next().write_bitvec_bytes(b"key", 24);
+                });
+            });
+            empty(certificate.next());
+            certificate.next().write_bitvec_bytes(&[], 0);
+        });
+    })
 }
+
+const SERIAL: u32 = 77_777;
 
 #[test]
 fn a_certificate_has_names_and_a_key() {
     for with_version in [true, false] {
         let certificate = certificate(with_version);
         let names = CertificateNames::read(&certificate).unwrap();
-        assert_eq!(names.serial, element(INTEGER, &[b"serial"]));
-        assert_eq!(names.issuer, element(SEQUENCE, &[b"issuer"]));
+        assert_eq!(names.serial, construct_der(|it| it.write_u32(SERIAL)));
+        let issuer =
+            construct_der(|it| it.write_sequence(|it| it.next().write_utf8_string("issuer")));
+        assert_eq!(names.issuer, issuer);
         assert_eq!(names.key, b"key");
     }
 }
