@@ -144,9 +144,9 @@ impl Way {
                 run!(
                     "{quire} --store {store} --quiet mount --via fuse --writable none image {target}"
                 )?;
-                let mount = bind(File::open(target)?.as_fd(), Reach::One)?;
-                unmount(target, UnmountFlags::empty())?;
-                (mount, None)
+                let mount = bind(File::open(target)?.as_fd(), Reach::One);
+                unmount(target, UnmountFlags::DETACH)?;
+                (mount?, None)
             }
             Source::Erofs(files) => (files.mount()?, None),
             Source::Composefs { image, objects } => {

@@ -1,4 +1,4 @@
-//! Work in gVisor's sandboxes: what they add to the time of the same work in crun, by the root that they get.
+//! Time of the same work in gVisor's sandboxes and in crun, for several kinds of roots.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,6 +6,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context as _, Result};
+use rustix::mount::{UnmountFlags, unmount};
 use serde_json::{Value, json};
 
 use super::command::{cmd, more, run};
@@ -101,7 +102,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         name: "gvisor",
         about: String::from(
             "The same work in crun and in gVisor (runsc, systrap), start and end of the container included. Every job \
-             checks what came of it. *Overhead*: (s - n) / n, with n the time in crun on a plain folder of ext4. \
+             checks its result. *Overhead*: (s - n) / n, with n the time in crun on a plain folder of ext4. \
              `quire run` gives runsc the kernel's root, with its own writable layer. With runsc alone, the config.json \
              is the same for all rows.",
         ),
@@ -160,13 +161,15 @@ fn contestants<'a>(
         let before = move || {
             clean()?;
             if alone.root == Root::Overlay {
+                // A run that failed has left its overlay.
+                let _was_mounted = unmount(&over, UnmountFlags::DETACH);
                 overlay(folder, &upper, &over)?;
             }
             rest()
         };
         let after = move || {
             if alone.root == Root::Overlay {
-                rustix::mount::unmount(&merged, rustix::mount::UnmountFlags::DETACH)?;
+                unmount(&merged, UnmountFlags::DETACH)?;
             }
             clean()
         };

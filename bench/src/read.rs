@@ -267,7 +267,7 @@ fn host_read_ahead(folder: &Path) -> Option<String> {
 }
 
 /// Limits of memory, page cache included, with which the compiler runs as well.
-const LIMITS: [u64; 2] = [64 << 20, 40 << 20];
+const LIMITS: [u64; 2] = [128 << 20, 96 << 20];
 
 /// Runs in a chroot: compiles each source in place, links, and runs the result.
 const COMPILE: &str = "

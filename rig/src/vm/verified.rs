@@ -17,6 +17,7 @@ use super::kernels::Kernel;
 use super::plan_text;
 use crate::cache::Cache;
 use crate::process::{need, quiet};
+use crate::tools::STUB;
 use crate::{Skipped, inputs};
 
 pub(super) const NAME: &str = "verified";
@@ -60,7 +61,6 @@ mount --move /damaged /root/vm/damaged
 const MODULES: &[&str] = &["dm_verity"];
 /// Firmware for UEFI with its variables, and systemd's stub.
 const FIRMWARE: &str = "/usr/share/ovmf/OVMF.fd";
-const STUB: &str = "/usr/lib/systemd/boot/efi/linuxx64.efi.stub";
 
 /// A file of the image that has whole blocks.
 const FILE: &str = "/usr/bin/bash";

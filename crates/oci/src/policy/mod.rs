@@ -352,7 +352,7 @@ pub fn admit(
         }
         // Signatures by known keys come first, because only a limited number is stored, and anyone may sign.
         signatures.sort_by_key(|it| policies.key_of(it).is_none());
-        // The others have room for signatures that were made here, and for those of other registries.
+        // The rest of the room in the store is for signatures that were made here, and for those from other registries.
         signatures.truncate(collect::SIGNATURES_MAX);
     }
     let evidence = Evidence { origins: vec![repository.clone()], indexes, signatures };

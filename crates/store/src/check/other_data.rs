@@ -2,12 +2,16 @@
 //! devices, such as a virtual machine, sees all data in them.
 
 use std::collections::{BTreeMap, HashSet};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
 
 use image::digest::Digest;
 use image::verity::{DeviceId, ImageId};
 
 use crate::mount_view::open::{OpenImageError, table_failed};
-use crate::shelf::devices::{DeviceKind, Entry, Index, key};
+use crate::operation::OperationError;
+use crate::shelf::devices::{DATA_BLOCK, DeviceKind, Entry, Index, key};
 use crate::shelf::images::{self, Use};
 use crate::store::Store;
 
@@ -49,31 +53,69 @@ impl Store {
         for parts in parts.values_mut() {
             merge(parts);
         }
+        // The same objects may also be in other devices.
+        for (device, parts) in &parts {
+            let entries = indexes.get(device).into_iter().flat_map(|it| &it.entries);
+            objects.extend(entries.filter(|it| is_within(it, parts)).map(|it| it.id));
+        }
         let table = images::devices(&file).map_err(table_failed(image))?;
-        let devices = table.uses.into_iter().filter_map(|it| it.device);
-        let has_other = |device: &DeviceId| {
-            let Some(index) = indexes.get(device) else { return true };
-            let parts = parts.get(device).map_or(&[][..], Vec::as_slice);
-            has_other_data(index, layers, &objects, parts)
-        };
-        Ok(devices.filter(has_other).collect())
+        let mut found = Vec::new();
+        for device in table.uses.into_iter().filter_map(|it| it.device) {
+            let has_other = match (indexes.get(&device), self.devices.bytes_of(&device)) {
+                (Some(index), Some(file)) => {
+                    let object = format!("device {device}");
+                    let failed = OperationError::of("read", &object);
+                    let parts = parts.get(&device).map_or(&[][..], Vec::as_slice);
+                    has_other_data(index, layers, &objects)
+                        || has_rest(&file, index, parts).map_err(failed)?
+                }
+                _ => true,
+            };
+            if has_other {
+                found.push(device);
+            }
+        }
+        Ok(found)
     }
 }
 
-/// Whether a device has data outside of these layers, objects and parts.
-fn has_other_data(
-    index: &Index,
-    layers: &[Digest],
-    objects: &HashSet<[u8; 32]>,
-    parts: &[(u64, u64)],
-) -> bool {
+/// Whether a device has data outside of these layers and objects.
+fn has_other_data(index: &Index, layers: &[Digest], objects: &HashSet<[u8; 32]>) -> bool {
     match index.header.kind {
         // The tar also has the names of all files.
         DeviceKind::Tar => !index.header.layer.is_some_and(|it| layers.contains(&it)),
-        DeviceKind::Packed => index.entries.iter().any(|entry| {
-            entry.size > 0 && !objects.contains(&entry.id) && !is_within(entry, parts)
-        }),
+        DeviceKind::Packed => {
+            index.entries.iter().any(|entry| entry.size > 0 && !objects.contains(&entry.id))
+        }
     }
+}
+
+/// Whether bytes of dropped objects are left in a packed device. `gc` frees only whole pages of them, and an interrupted
+/// `gc` or a repair frees none. Otherwise, bytes that belong to no object are zeros.
+fn has_rest(file: &File, index: &Index, parts: &[(u64, u64)]) -> io::Result<bool> {
+    if index.header.kind == DeviceKind::Tar || index.header.dropped == 0 {
+        return Ok(false);
+    }
+    let entries = index.entries.iter().filter(|it| it.size > 0);
+    let mut used: Vec<_> = entries.map(|it| (it.offset, it.until())).collect();
+    used.extend_from_slice(parts);
+    merge(&mut used);
+    // The last block identifies the device.
+    let end = index.header.bytes.saturating_sub(DATA_BLOCK);
+    let (mut at, mut buffer) = (0_u64, vec![0; 1 << 16]);
+    for (from, until) in used.into_iter().chain([(end, end)]) {
+        while at < from.min(end) {
+            let gap = usize::try_from(from.min(end) - at).unwrap_or(usize::MAX);
+            let read = &mut buffer[..gap.min(1 << 16)];
+            file.read_exact_at(read, at)?;
+            if read.iter().any(|it| *it != 0) {
+                return Ok(true);
+            }
+            at += read.len() as u64;
+        }
+        at = at.max(until);
+    }
+    Ok(false)
 }
 
 /// Sorts ranges, and joins those that overlap or touch.

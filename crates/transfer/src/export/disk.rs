@@ -22,7 +22,7 @@ use uuid::Uuid;
 pub use self::boot::{BootError, BootFiles, BootProgram, StubError};
 pub use self::identity::{DiskReport, RootType};
 use self::identity::{ROOT_NAME, Variant};
-pub use self::signature::{RootSigner, SignerError, SigningKey};
+pub use self::signature::{RootHashKey, RootSigner, SignerError};
 use self::table::{DiskPartition, DiskTable, MIB, READ_ONLY, zeros};
 pub use self::verified::{VerifiedDisk, VerifiedDiskReport, to_verified_disk};
 use super::erofs::image_only;

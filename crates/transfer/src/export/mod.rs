@@ -35,7 +35,7 @@ pub use compress::{Encoding, PackedLayer, pack};
 pub use copy_error::CopyError;
 #[cfg(feature = "disk")]
 pub use disk::{
-    BootError, BootFiles, BootProgram, DiskReport, RootSigner, RootType, SignerError, SigningKey,
+    BootError, BootFiles, BootProgram, DiskReport, RootHashKey, RootSigner, RootType, SignerError,
     StubError, VerifiedDisk, VerifiedDiskReport, to_disk, to_verified_disk,
 };
 pub use erofs::{ErofsReport, to_erofs};

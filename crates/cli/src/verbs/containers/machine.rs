@@ -153,8 +153,8 @@ fn check_devices(
     let Some(device) = devices.first() else { return Ok(()) };
     let count = out::count(devices.len() as u64, "device");
     bail!(
-        "{count} of image {image}, such as {device}, also hold data of other images, which root in the virtual \
-        machine could read: `quire export {name} erofs:FILE` makes a disk with its own data only, and \
+        "{count} of image {image}, such as {device}, hold data that is not in the image, or not in the layers of its \
+        name. Root in the virtual machine could read it: `quire export {name} erofs:FILE` makes a disk without it, and \
         --shared-devices accepts this"
     )
 }

@@ -59,8 +59,9 @@ const FILES_OF_VERBS: [(&[&str], &str, &str); 3] = [
 ];
 
 /// Variables without an option.
-const VARIABLES: [(&str, &str); 3] = [
+const VARIABLES: [(&str, &str); 4] = [
     ("QUIRE_LOG", "The level of the log, such as debug, instead of --verbose and --quiet."),
+    ("COSIGN_PASSWORD", "The passphrase of the private key of sign and push."),
     ("XDG_DATA_HOME, XDG_CONFIG_HOME", "Directories of a user's store and policy."),
     ("HTTPS_PROXY, HTTP_PROXY, NO_PROXY", "The proxy for registries."),
 ];

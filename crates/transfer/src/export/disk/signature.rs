@@ -44,15 +44,15 @@ pub enum SignerError {
 }
 
 /// A private key.
-pub struct SigningKey(RsaKeyPair);
+pub struct RootHashKey(RsaKeyPair);
 
-impl fmt::Debug for SigningKey {
+impl fmt::Debug for RootHashKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("SigningKey(***)")
+        f.write_str("RootHashKey(***)")
     }
 }
 
-impl SigningKey {
+impl RootHashKey {
     /// Reads the first private key of a PEM file.
     ///
     /// # Errors
@@ -71,7 +71,7 @@ impl SigningKey {
 /// Signs root hashes with a key, in the name of a certificate.
 #[derive(Debug)]
 pub struct RootSigner {
-    key: SigningKey,
+    key: RootHashKey,
     certificate: Vec<u8>,
     names: CertificateNames,
 }
@@ -81,7 +81,7 @@ impl RootSigner {
     ///
     /// # Errors
     /// [`SignerError`] if there is none, or if it is for another key.
-    pub fn new(key: SigningKey, pem: &[u8]) -> Result<Self, SignerError> {
+    pub fn new(key: RootHashKey, pem: &[u8]) -> Result<Self, SignerError> {
         let Ok(certificate) = CertificateDer::from_pem_slice(pem) else {
             return Err(SignerError::NoCertificate);
         };

@@ -24,7 +24,7 @@ use super::identity::{DiskReport, ROOT_NAME, RootType, Variant};
 use super::signature::RootSigner;
 use super::table::{DiskPartition, DiskTable, MIB, READ_ONLY, SECTOR, zeros};
 
-/// Names of the partitions for the hash tree and for the signature.
+/// Names of the partitions after the root's.
 const VERITY_NAME: &str = "root-verity";
 const SIGNATURE_NAME: &str = "root-verity-sig";
 const ESP_NAME: &str = "esp";

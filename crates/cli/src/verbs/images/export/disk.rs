@@ -9,7 +9,7 @@ use anyhow::{Context as _, bail};
 use image::erofs::Flavor;
 use oci::manifest::Platform;
 use transfer::export::{
-    BootFiles, BootProgram, Output, RootSigner, RootType, SigningKey, VerifiedDisk,
+    BootFiles, BootProgram, Output, RootHashKey, RootSigner, RootType, VerifiedDisk,
     VerifiedDiskReport,
 };
 use transfer::progress::Event;
@@ -18,6 +18,7 @@ use super::ExportRun;
 use super::reports::{DiskReport, Exported};
 use crate::output::report::Bytes;
 use crate::session::output_file::to_file;
+use crate::session::secrets::keep_out_of_dumps;
 
 /// Maximum length of files with keys and certificates, in bytes.
 const PEM_MAX: u64 = 64 << 10;
@@ -94,14 +95,15 @@ impl ExportRun<'_> {
         else {
             return Ok(None);
         };
+        keep_out_of_dumps().context("cannot keep the key out of core dumps")?;
         // Access that a device, such as a pipe of the shell, gives is not checked.
         let found = fs::metadata(key_file);
         if found.is_ok_and(|it| it.is_file() && it.mode() & 0o077 != 0) {
             let file = key_file.display();
-            self.context.remark(&format!("other users may read the private key {file}"));
+            bail!("other users have permissions for the private key {file}: `chmod 600 {file}`");
         }
         let unusable = |file: &Path| format!("cannot sign with {}", file.display());
-        let key = SigningKey::from_pem(&read_file(key_file, PEM_MAX)?);
+        let key = RootHashKey::from_pem(&read_file(key_file, PEM_MAX)?);
         let key = key.with_context(|| unusable(key_file))?;
         let signer = RootSigner::new(key, &read_file(certificate_file, PEM_MAX)?);
         Ok(Some(signer.with_context(|| unusable(certificate_file))?))

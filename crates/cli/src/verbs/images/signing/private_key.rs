@@ -8,10 +8,10 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context as _, bail};
 use oci::signing::{KeyFile, PASSPHRASE_VARIABLE, Passphrase, SigningKey, read_secret};
-use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 
 use crate::session::context::Context;
 use crate::session::prompt::Terminal;
+use crate::session::secrets::keep_out_of_dumps;
 use crate::session::signals::until_signal;
 
 /// Permissions of others than the owner.
@@ -68,13 +68,6 @@ pub(crate) fn read_key(
         (None, None) => ask(file, options)?,
     };
     key.unlock(&passphrase).with_context(named)
-}
-
-/// Makes the kernel write no core dump of this process, and keeps other processes of the user from reading its memory.
-fn keep_out_of_dumps() -> std::io::Result<()> {
-    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
-    let most = rustix::process::getrlimit(Resource::Core).maximum;
-    Ok(setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: most })?)
 }
 
 /// Warns of a file that others may read.

@@ -21,7 +21,7 @@ fn keys_that_cannot_sign_have_a_reason() {
         ("-----BEGIN PRIVATE KEY-----\nMAA=".to_owned(), "it has no private key in PEM"),
         ("-----BEGIN PRIVATE KEY-----\n!\n-----END PRIVATE KEY-----".to_owned(), "no private key"),
     ] {
-        let error = SigningKey::from_pem(text.as_bytes()).unwrap_err().to_string();
+        let error = RootHashKey::from_pem(text.as_bytes()).unwrap_err().to_string();
         assert!(error.contains(expect), "{text}: {error}");
     }
 }
