@@ -16,8 +16,6 @@ pub(crate) mod prompt;
 pub(crate) mod resolve;
 pub(crate) mod resources;
 pub(crate) mod scope;
-#[cfg(any(feature = "disk", feature = "registry"))]
-pub(crate) mod secrets;
 pub(crate) mod signals;
 pub(crate) mod source_hint;
 pub(crate) mod system_programs;

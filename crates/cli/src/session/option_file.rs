@@ -19,3 +19,13 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     }
     Ok(bytes)
 }
+
+/// Makes the kernel write no core dump of this process, and keeps other processes of the user from reading its memory.
+#[cfg(any(feature = "disk", feature = "signatures"))]
+pub(crate) fn keep_out_of_dumps() -> std::io::Result<()> {
+    use rustix::process::{DumpableBehavior, Resource, Rlimit};
+
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    let most = rustix::process::getrlimit(Resource::Core).maximum;
+    Ok(rustix::process::setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: most })?)
+}
