@@ -91,8 +91,8 @@ pub(super) fn firecracker(parts: &Parts<'_>) -> Firecracker {
     Firecracker { drives: files(parts).into_iter().map(drive).collect() }
 }
 
-/// Only raw disks: most versions of Cloud Hypervisor know no VMDK, and some open extents for writing if they are `RW`,
-/// which QEMU requires. Source: cloud-hypervisor#8690.
+/// Only raw disks: no version of Cloud Hypervisor up to 53 reads VMDK, and the first code that does opened extents for
+/// writing if they are `RW`, which QEMU requires. Source: cloud-hypervisor#8690.
 pub(super) fn cloud_hypervisor(parts: &Parts<'_>) -> CloudHypervisor {
     let disk = |it: File| CloudDisk { path: it.path, readonly: it.is_read_only, image_type: "Raw" };
     CloudHypervisor { disks: files(parts).into_iter().map(disk).collect() }
