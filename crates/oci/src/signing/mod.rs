@@ -154,7 +154,8 @@ fn rsa_spki(key: &[u8]) -> Vec<u8> {
     der(SEQUENCE, &[&RSA_ALGORITHM[..], &bits].concat())
 }
 
-/// Encodes a value in DER, of at most 65535 bytes. Source: X.690, section 8.1.3.
+/// Encodes a value in DER, of at most 65535 bytes. Source: X.690, section 8.1.3. The crate `yasna` is only in builds that
+/// write disks.
 fn der(tag: u8, value: &[u8]) -> Vec<u8> {
     let length = u16::try_from(value.len()).expect("a key of 4096 bits has less than 600 bytes");
     let [high, low] = length.to_be_bytes();

@@ -70,7 +70,7 @@ impl Keyring {
         let failed = |source| CredentialError::Helper { path: program.to_owned(), source };
         let mut child = Command::new(program)
             .arg(verb)
-            // The passphrase of a private key, which `push` may have, is no concern of a helper.
+            // Helpers do not need the passphrase of a private key, which `push` may have.
             .env_remove(crate::signing::PASSPHRASE_VARIABLE)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -73,8 +73,7 @@ impl Variant {
         }
     }
 
-    /// Derives a UUID from what it is for, from the image, and from `more`, which begins with a space unless it is
-    /// empty.
+    /// Derives a UUID from its purpose, the image, and `more`, which is empty or begins with a space.
     pub(super) fn guid(self, what: &str, root: RootType, id: &ImageId, more: &str) -> Uuid {
         let (root, suffix) = (root.root(), self.suffix);
         Uuid::from_bytes(derived(&format!("quire {what} {root} {id}{suffix}{more}")))
