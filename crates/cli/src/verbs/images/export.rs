@@ -276,8 +276,10 @@ impl ExportRun<'_> {
             directory,
             self.options,
         )?;
-        let written = transfer::export::to_layout(self.store, &plan, directory, tag, self.options)
-            .map_err(|error| Outside::Layout(directory.to_owned()).note(error.into()))?;
+        let (image, options) = (Some(&self.found.image), self.options);
+        let written =
+            transfer::export::to_layout(self.store, &plan, image, directory, tag, options)
+                .map_err(|error| Outside::Layout(directory.to_owned()).note(error.into()))?;
         let anew = plan.layers.iter().filter(|it| it.how == How::Compressed).count();
         if anew > 0 && compression == Compression::AsItWas && written.blobs > 0 {
             self.context.remark(&format!(
@@ -295,6 +297,7 @@ impl ExportRun<'_> {
             blobs_added: written.blobs,
             bytes_added: Bytes(written.bytes),
             blobs_reused: written.reused,
+            signatures: written.signatures,
         }))
     }
 

@@ -192,6 +192,8 @@ pub(crate) struct ImportReport {
     objects_reused: u64,
     /// Size of the objects that the store had already.
     bytes_reused: Bytes,
+    /// Number of signatures that came with the image, verified or not.
+    signatures: usize,
     /// Duration of the import's steps.
     seconds: ImportTimesReport,
 }
@@ -260,6 +262,7 @@ impl ImportReport {
             bytes_added: Bytes(done.objects.object_bytes),
             objects_reused: done.objects.reused,
             bytes_reused: Bytes(done.objects.reused_bytes),
+            signatures: done.signatures,
             seconds: ImportTimesReport {
                 data: seconds(done.times.data),
                 image: seconds(done.times.image),
@@ -284,6 +287,9 @@ impl ImportReport {
         if !indexes.is_empty() {
             let size = report::size(indexes.iter().sum());
             lines.push(format!("{} indexed, {size}", count(indexes.len(), "layer")));
+        }
+        if self.signatures > 0 {
+            lines.push(format!("{}, which policies verify", count(self.signatures, "signature")));
         }
         let mut contents = count(self.inodes, "inode");
         // An image of another form may have no objects.

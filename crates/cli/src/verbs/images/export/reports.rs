@@ -67,6 +67,8 @@ pub(crate) struct LayoutReport {
     pub(super) bytes_added: Bytes,
     /// Number of blobs that the layout had already.
     pub(super) blobs_reused: usize,
+    /// Number of signatures of the image, in the store, that the layout has now.
+    pub(super) signatures: usize,
 }
 
 #[derive(Serialize)]
@@ -87,8 +89,12 @@ pub(crate) struct LayerReport {
 
 impl LayoutReport {
     fn text(&self) -> String {
+        let signed = match self.signatures {
+            0 => String::new(),
+            many => format!("; {}", count(many, "signature")),
+        };
         format!(
-            "manifest {}\n{}; {} added ({}), {} already in the layout",
+            "manifest {}\n{}; {} added ({}), {} already in the layout{signed}",
             self.manifest,
             count(self.layers.len(), "layer"),
             count(self.blobs_added, "blob"),
