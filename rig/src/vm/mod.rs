@@ -5,6 +5,7 @@ mod arm64;
 mod boot;
 mod contents;
 mod disk;
+mod fleet;
 mod initramfs;
 mod kernels;
 mod machine;
@@ -25,9 +26,11 @@ use anyhow::{Context as _, Result, bail};
 use self::architecture::Architecture;
 pub use self::arm64::test as test_arm64;
 use self::boot::Machine;
-pub use self::boot::{Outcome, Step};
+pub use self::boot::{Guest, Outcome, Step};
+pub use self::fleet::{Access, Fleet, GuestRead};
 use self::kernels::Kernel;
 use self::plan::{Run, TESTS, Test};
+pub use self::virtiofs::Server;
 use crate::cache::{Cache, remove};
 use crate::process::{need, repository, target_dir};
 use crate::summary::Summary;
@@ -91,19 +94,30 @@ pub fn run(args: &Args) -> Result<()> {
     let version = kernel.version().context("the kernel's release has no version")?;
     // The other tests only call Quire.
     let built = if runs.is_empty() { root::build_programs()? } else { root::build()? };
+    let (mut skipped, mut failed) = (Vec::new(), Vec::new());
+    let all = images.len() + usize::from(!runs.is_empty());
     let mut say = |step: &Step, outcome: Outcome| tally.add(step, &outcome, version, args.verbose);
+    // A test that cannot run on this machine, or fails, does not end the others.
     for ImageTest { name, test, .. } in images {
         match test(&cache, &kernel, &mut say) {
-            // The image cannot be made on this machine, but the other tests need none.
-            Err(error) if error.is::<Skipped>() && !runs.is_empty() => {
-                println!("SKIPPED: {name}: {}", error.to_string().trim_start_matches("SKIPPED: "));
-            }
-            other => other?,
+            Ok(()) => {}
+            Err(error) => match error.downcast_ref::<Skipped>() {
+                Some(Skipped(reason)) => skipped.push(format!("{name}: {reason}")),
+                None => {
+                    println!("   {name}: FAILED: {error:#}");
+                    failed.push(format!("{name}: {error:#}"));
+                }
+            },
         }
     }
+    if skipped.len() == all {
+        bail!(Skipped(skipped.join("; ")));
+    }
+    skipped.iter().for_each(|it| println!("SKIPPED: {it}"));
     if !runs.is_empty() {
         boot_and_test(&cache, &kernel, &runs, &built, args.filter.as_deref(), &mut say)?;
     }
+    tally.failed.extend(failed);
     tally.close(&kernel, start.elapsed())
 }
 
