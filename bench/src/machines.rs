@@ -20,8 +20,8 @@ const GUESTS: usize = 8;
 /// Memory of a guest in MB, which is more than the image, so that a guest keeps all that it caches.
 const MEMORY: u32 = 512;
 
-/// Memory in bytes that the host needs: that of the guests and of QEMU, and a copy of the image for each guest. With less,
-/// the kernel evicts pages, and ways that cache much seem to cache less.
+/// Memory in bytes that the host needs: that of the guests and of QEMU, and a copy of the image for each guest. With
+/// less, the kernel evicts pages, and ways that cache much seem to cache less.
 const AVAILABLE: u64 = 7 << 30;
 
 /// Measurements of one way to give an image to guests.
@@ -87,10 +87,10 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
 
 fn about(release: &str) -> String {
     format!(
-        "One image for many virtual machines: Debian, 6,900 files, with warm caches. *Handed out* is the time until the \
-         new files are on the disk: all file systems' data is synced after each command, because `cp` and `qemu-img` do \
-         not sync. The template of the ext4 existed. The disk space is that of new files: hard links take none. *Copies* \
-         are those of `quire export`, one for each guest.\n\n\
+        "One image for many virtual machines: Debian, 6,900 files, with warm caches. *Handed out* is the time until \
+         the new files are on the disk: the file system is synced after each command, because `cp` and `qemu-img` do \
+         not sync. The template of the ext4 existed. The disk space is that of new files: hard links take none. \
+         *Copies* are those of `quire export`, one for each guest.\n\n\
          Page cache: {GUESTS} guests start one after another in QEMU without KVM, with Linux {release}, one processor \
          and {MEMORY} MB, and with QEMU's default cache mode (writeback). Each reads all files of the image, and stays \
          alive. The host's page cache is that of the files that the guests read from, by fincore(1), after the first \

@@ -48,9 +48,10 @@ impl Access<'_> {
     }
 }
 
-/// Reads all files, and prints their bytes, and the bytes that the page cache has more afterwards. Programs and names are
-/// in the cache before.
-const READ: &str = r"cached() { /vm/busybox awk '/^(Cached|Buffers):/ { sum += $2 } END { print sum * 1024 }' /proc/meminfo; } \
+/// Reads all files, and prints their bytes, and the bytes that the page cache has more afterwards. Programs and names
+/// are in the cache before.
+const READ: &str = r"cached() { /vm/busybox awk '/^(Cached|Buffers):/ { sum += $2 } END { print sum * 1024 }' \
+        /proc/meminfo; } \
     && sync && echo 3 > /proc/sys/vm/drop_caches \
     && bytes=$(find image -type f -printf '%i %s\n' | sort -u | /vm/busybox awk '{ sum += $2 } END { print sum }') \
     && xargs -0 -r cat < /dev/null && cat /dev/null && before=$(cached) \

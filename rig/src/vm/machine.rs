@@ -1,6 +1,6 @@
-//! Boots a machine from the directory of `quire bundle --vm`, and reads its image in every way that
-//! `docs/images.md` describes: from the VMDK, from one disk for each file, from these disks joined by the device mapper,
-//! and from an export as persistent memory.
+//! Boots a machine from the directory of `quire bundle --vm`, and reads its image in every way that `docs/images.md`
+//! describes: from the VMDK, from one disk for each file, from these disks joined by the device mapper, and from an
+//! export as persistent memory.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -71,8 +71,8 @@ const NEW: &str = "root/new";
 const CHANGES: &str = r"cp digests /NEW && sync && echo 3 > /proc/sys/vm/drop_caches && cmp digests /NEW \
     && cmp digests changes/upper/NEW && grep -q '^/dev/WRITABLE /vm/changes ext4 rw' /proc/mounts";
 
-/// All disks but the one for changes state that they are read-only, and no write succeeds. Linux itself refuses writes to
-/// such disks, and the host tests which files QEMU can write.
+/// All disks but the one for changes state that they are read-only, and no write succeeds. Linux itself refuses writes
+/// to such disks, and the host tests which files QEMU can write.
 const READ_ONLY: &str = r"for it in DISKS dm-0; do test $(cat /sys/block/$it/ro) = 1 || exit 1; \
     if printf x | dd of=/dev/$it bs=1 conv=notrunc,fsync 2> /dev/null; then exit 1; fi; done; \
     test $(cat /sys/block/WRITABLE/ro) = 0";
@@ -141,8 +141,8 @@ pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()>
     if disks < if form == "tar" { 3 } else { 2 } {
         bail!(Failed(format!("the image has only {} devices", disks - 1)));
     }
-    // The files are disks twice, because the device mapper needs its disks exclusively. The first ones have the names that
-    // the bundle expects. The disk for changes and the VMDK are between them.
+    // The files are disks twice, because the device mapper needs its disks exclusively. The first ones have the names
+    // that the bundle expects. The disk for changes and the VMDK are between them.
     let [writable, vmdk, first] = [disks, disks + 1, disks + 2].map(guest_disk);
     let (writable, vmdk, first) = (writable?, vmdk?, first?);
     let options = told["mountOptions"].as_str().context("the report has no mount options")?;
@@ -210,8 +210,8 @@ pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()>
     quiet(quire()?.args(["--quiet", "fsck", "--deep"])).map(drop)
 }
 
-/// Checks that QEMU has opened these files of the image, and can write none of them. Root may write to files of any mode,
-/// so the store is protected only by the way in which they were opened.
+/// Checks that QEMU has opened these files of the image, and can write none of them. Root may write to files of any
+/// mode, so the store is protected only by the way in which they were opened.
 fn check_files(guest: &Guest, work: &Path, count: usize) -> Result<()> {
     let work = work.canonicalize()?;
     let mut files = guest.files()?;

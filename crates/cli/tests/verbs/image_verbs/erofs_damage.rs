@@ -1,5 +1,6 @@
 //! Damaged EROFS images and disks, outside of a store and inside, through every command that reads them. Each command
-//! ends with a result or an error, in bounded time and memory. `erofs_mutations` of `transfer` reads them in one process.
+//! ends with a result or an error, in bounded time and memory. `erofs_mutations` of `transfer` reads more of them, in
+//! one process.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -126,7 +127,7 @@ fn damage(sound: &[u8], start: usize, case: usize, random: &[u8]) -> Vec<u8> {
             _ => change[3],
         };
     }
-    if head[1] % 8 == 0 {
+    if head[1].is_multiple_of(8) {
         bytes.truncate(number(&head[2..]) * 251 % sound.len());
     }
     bytes
