@@ -132,6 +132,8 @@ pub struct Report {
     pub objects: Committed,
     /// Number of signatures that came with the image, verified or not.
     pub signatures: usize,
+    /// Whether the image comes from a disk with a hash tree, which was not compared with it.
+    pub has_hash_tree: bool,
     /// Duration of each step.
     pub times: Times,
 }
@@ -159,7 +161,7 @@ pub fn import(
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
     let run = ImportRun::begin(store, environment, options)?;
-    let mut from_layout = None;
+    let (mut from_layout, mut has_hash_tree) = (None, false);
     let made = match source {
         ImageSource::Layout { directory, choice } => {
             let layout = Layout::open(directory).map_err(ImportError::layout)?;
@@ -176,7 +178,9 @@ pub fn import(
         ImageSource::Dump(input) => run.dump(input)?,
         ImageSource::Erofs(path) => run.erofs(&ErofsFile::open(path)?)?,
         ImageSource::Disk(path) => {
-            run.erofs(&ErofsFile::open_disk(path, &options.platform.architecture)?)?
+            let root = ErofsFile::open_disk(path, &options.platform.architecture)?;
+            has_hash_tree = root.has_hash_tree();
+            run.erofs(&root)?
         }
     };
     let name = match options.name {
@@ -185,6 +189,7 @@ pub fn import(
         None => default_name(source, made.name.as_deref()),
     };
     let mut report = run.finish(made, name, start)?;
+    report.has_hash_tree = has_hash_tree;
     if let Some((layout, found)) = &from_layout {
         report.signatures = keep_signatures(store, layout, found, &report.image)?;
     }
@@ -359,6 +364,7 @@ impl<'a> ImportRun<'a> {
             hidden_xattrs,
             objects,
             signatures: 0,
+            has_hash_tree: false,
             times: made.times,
         })
     }

@@ -154,6 +154,11 @@ pub(crate) fn tell_form(
             context.remark(&format!("layer {number} has no index: {reason}"));
         }
     }
+    if done.has_hash_tree {
+        context.remark(
+            "an import does not compare the disk's root with its hash tree: `veritysetup verify` does, with the root hash",
+        );
+    }
     let told = ImportReport::from_report(done);
     if context.json {
         report::json(&told)

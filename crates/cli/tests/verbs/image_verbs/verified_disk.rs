@@ -358,7 +358,11 @@ fn files_that_cannot_boot_leave_no_disk() {
 fn a_disk_with_a_tree_is_imported() {
     let place = place();
     place.out("export --quiet --platform linux/amd64 --verity a disk:a.disk");
-    place.out("import --quiet disk:a.disk again");
+    let ran = place.run("import disk:a.disk again");
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!(ran.err.contains("does not compare the disk's root with its hash tree"), "{}", ran.err);
+    place.out("export --quiet --platform linux/amd64 a disk:plain.disk");
+    assert!(!place.run("import disk:plain.disk plain").err.contains("hash tree"));
     let ran = place.run("diff a again");
     assert_eq!((ran.code, ran.out.as_str()), (Some(0), ""), "{}", ran.err);
 }
@@ -375,6 +379,8 @@ fn mistakes_leave_no_file() {
         ("export --certificate c a disk:new", "--private-key"),
         ("export --platform linux/amd64 a sysext:new", "--platform needs --verity"),
         ("export --dax a sysext:new", "--dax needs erofs:FILE or disk:FILE"),
+        ("export --dax --verity a disk:new", "--dax has no effect with a hash tree"),
+        ("export --dax --private-key k --certificate c a disk:new", "--dax has no effect"),
         ("export --compression zstd a confext:new", "an extension cannot be compressed"),
     ];
     for (line, text) in cases {
@@ -401,8 +407,9 @@ fn extensions_are_images_that_hosts_take() {
     let place = Place::new();
     extension(&place, "usr/lib", "ID=debian\nVERSION_ID=13\n");
     let told = json(&place.out("export --json tools sysext:tools.raw"));
-    let fields = ["name", "id", "level"].map(|it| told[it].as_str().unwrap());
+    let fields = ["name", "id", "version"].map(|it| told[it].as_str().unwrap());
     assert_eq!(fields, ["tools", "debian", "13"]);
+    assert!(told["level"].is_null());
     assert!(told["rootHash"].is_null() && told["certificate"].is_null());
     place.out("export --quiet tools erofs:tools.erofs");
     assert!(read(&place.path("tools.raw")) == read(&place.path("tools.erofs")));
@@ -437,12 +444,21 @@ fn extensions_that_hosts_refuse_leave_no_file() {
     extension(&place, "usr/lib", "VERSION_ID=13\n");
     check("sysext:tools.raw", "extension-release.tools has no ID");
     extension(&place, "usr/lib", &"#".repeat(70_000));
-    check("sysext:tools.raw", "is not a text file of at most 64 KiB");
+    check("sysext:tools.raw", "is not a regular file with at most 64 KiB of text");
+    extension(&place, "usr/lib", "ID=_any\nARCHITECTURE=amd64\n");
+    check("sysext:tools.raw", "ARCHITECTURE=amd64, which no host has");
+    extension(&place, "usr/lib", "ID=_any\nARCHITECTURE=arm64\n");
+    check("--verity --platform linux/amd64 sysext:tools.raw", "partitions are for amd64");
+    extension(&place, "usr/lib", "ID=_any\nSYSEXT_SCOPE=host\n");
+    check("sysext:tools.raw", "SYSEXT_SCOPE=host, but no program of systemd");
     extension(&place, "opt", "");
     check("sysext:tools.raw", "has no file /usr/lib/extension-release.d/extension-release.tools");
     assert!(!place.path("tools.raw").exists() && !place.path("tools.img").exists());
     extension(&place, "usr/lib", "ID=debian\n");
     let ran = place.run("export tools sysext:tools.raw");
     assert_eq!(ran.code, Some(0), "{}", ran.err);
-    assert!(ran.err.contains("only hosts without a VERSION_ID take it"), "{}", ran.err);
+    assert!(ran.err.contains("states no VERSION_ID of debian"), "{}", ran.err);
+    extension(&place, "usr/lib", "ID=_any\nSYSEXT_SCOPE=initrd\n");
+    let ran = place.run("export --force tools sysext:tools.raw");
+    assert!(ran.err.contains("has only the scope \"initrd\""), "{}", ran.err);
 }
