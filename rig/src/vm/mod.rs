@@ -94,23 +94,14 @@ pub fn run(args: &Args) -> Result<()> {
     let version = kernel.version().context("the kernel's release has no version")?;
     // The other tests only call Quire.
     let built = if runs.is_empty() { root::build_programs()? } else { root::build()? };
-    let (mut skipped, mut failed) = (Vec::new(), Vec::new());
     let all = images.len() + usize::from(!runs.is_empty());
+    let mut results = ImageResults::default();
     let mut say = |step: &Step, outcome: Outcome| tally.add(step, &outcome, version, args.verbose);
-    // A test that cannot run on this machine, or fails, does not end the others.
     for ImageTest { name, test, .. } in images {
-        match test(&cache, &kernel, &mut say) {
-            Ok(()) => {}
-            Err(error) => match error.downcast_ref::<Skipped>() {
-                Some(Skipped(reason)) => skipped.push(format!("{name}: {reason}")),
-                None => {
-                    println!("   {name}: FAILED: {error:#}");
-                    failed.push(format!("{name}: {error:#}"));
-                }
-            },
-        }
+        results.add(name, test(&cache, &kernel, &mut say));
     }
-    if skipped.len() == all {
+    let ImageResults { skipped, failed } = results;
+    if !skipped.is_empty() && skipped.len() == all {
         bail!(Skipped(skipped.join("; ")));
     }
     skipped.iter().for_each(|it| println!("SKIPPED: {it}"));
@@ -181,6 +172,27 @@ const IMAGE_TESTS: [ImageTest; 6] = [
     ImageTest { name: virtiofs::NAME, about: virtiofs::ABOUT, short: true, test: virtiofs::test },
     ImageTest { name: systemd::NAME, about: systemd::ABOUT, short: false, test: systemd::test },
 ];
+
+/// Reasons why image tests did not pass, each with the test's name. None of them ends the others.
+#[derive(Debug, Default)]
+struct ImageResults {
+    /// Tests that this machine or kernel cannot run.
+    skipped: Vec<String>,
+    failed: Vec<String>,
+}
+
+impl ImageResults {
+    fn add(&mut self, name: &str, result: Result<()>) {
+        let Err(error) = result else { return };
+        match error.downcast_ref::<Skipped>() {
+            Some(Skipped(reason)) => self.skipped.push(format!("{name}: {reason}")),
+            None => {
+                println!("   {name}: FAILED: {error:#}");
+                self.failed.push(format!("{name}: {error:#}"));
+            }
+        }
+    }
+}
 
 /// The runs of the selected tests, each with the test's name.
 #[derive(Default)]
@@ -436,5 +448,21 @@ impl Tally {
                 bail!(Failed(format!("some tests failed; the kernel's messages are in {consoles}")))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_that_cannot_run_is_no_failure() {
+        let mut results = ImageResults::default();
+        results.add("a", Ok(()));
+        results.add("b", Err(Skipped("mounts need root".to_owned()).into()));
+        results.add("c", Err(Failed("the guest went down".to_owned()).into()));
+        results.add("d", Err(anyhow::anyhow!("no space").context("cannot write")));
+        assert_eq!(results.skipped, ["b: mounts need root"]);
+        assert_eq!(results.failed, ["c: the guest went down", "d: cannot write: no space"]);
     }
 }
