@@ -84,7 +84,7 @@ struct Ids {
 
 /// Lengths of the image in bytes, and the table.
 #[derive(Debug)]
-struct Layout {
+struct DiskLayout {
     image: u64,
     table: DiskTable,
 }
@@ -96,7 +96,7 @@ struct Disk<'a> {
     /// The first block of the image, until it is complete.
     start: Vec<u8>,
     /// `None` until the first block is complete.
-    layout: Option<Layout>,
+    layout: Option<DiskLayout>,
     /// Number of bytes of the image that were written.
     written: u64,
 }
@@ -111,7 +111,7 @@ impl Write for Disk<'_> {
         let count = bytes.len().min(BLOCK - self.start.len());
         self.start.extend_from_slice(&bytes[..count]);
         if self.start.len() == BLOCK {
-            let layout = Layout::for_image(image_length(&self.start), &self.ids)?;
+            let layout = DiskLayout::for_image(image_length(&self.start), &self.ids)?;
             self.out.write_all(&layout.table.head)?;
             zeros(self.out, MIB - layout.table.head.len() as u64)?;
             self.out.write_all(&self.start)?;
@@ -140,7 +140,7 @@ impl Disk<'_> {
     }
 }
 
-impl Layout {
+impl DiskLayout {
     fn for_image(image: u64, ids: &Ids) -> io::Result<Self> {
         let partition = DiskPartition {
             kind: ids.root.root(),
