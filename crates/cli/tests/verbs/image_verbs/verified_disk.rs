@@ -273,6 +273,36 @@ fn kernel() -> Vec<u8> {
     kernel
 }
 
+/// Compares `boot.efi` with the boot program that systemd's ukify makes of the same parts: each section must have the
+/// same length and the same bytes.
+fn ukify_makes_the_same(place: &Place, command_line: &str) {
+    let Some(ukify) = testing::ukify() else { return };
+    let Some(has_pefile) = run(place, "python3", &["-c", "import pefile"]) else { return };
+    if !has_pefile.status.success() {
+        testing::skipped("python3-pefile is not installed");
+        return;
+    }
+    let ukify = ukify.display().to_string();
+    write(&place.path("os-release"), b"ID=test\n", 0o644);
+    let cmdline = format!("--cmdline={command_line}");
+    let stub = format!("--stub={STUB}");
+    let words = [
+        &ukify, "build", "--linux=kernel", "--initrd=first", "--initrd=second", &cmdline, &stub,
+        "--uname=6.1.0-1", "--os-release=@os-release", "--efi-arch=x64", "--output=own.efi",
+    ];
+    ask(place, "python3", &words).unwrap();
+    let [ours, own] = ["boot.efi", "own.efi"].map(|file| {
+        let told = ask(place, "python3", &[&ukify, "inspect", "--json=short", file]).unwrap();
+        json(told.lines().last().unwrap())
+    });
+    for section in [".osrel", ".cmdline", ".uname", ".initrd", ".linux"] {
+        for field in ["size", "sha256"] {
+            let (ours, own) = (&ours[section][field], &own[section][field]);
+            assert!(!own.is_null() && ours == own, "{section} {field}: {ours}, not {own}");
+        }
+    }
+}
+
 #[test]
 fn other_programs_read_the_boot_program() {
     let place = place();
@@ -308,6 +338,7 @@ fn other_programs_read_the_boot_program() {
     }
     let root_hash = told["rootHash"].as_str().unwrap();
     let command_line = format!("roothash={root_hash} quiet console=ttyS0");
+    ukify_makes_the_same(&place, &command_line);
     let initrd = [&b"abc\0"[..], &[b'2'; 5000]].concat();
     for (section, expect) in [
         (".osrel", &b"ID=test\n"[..]),
