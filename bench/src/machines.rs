@@ -57,7 +57,11 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     Server::check()?;
     let available = available()?;
     if available < AVAILABLE {
-        bail!(Skipped(format!("{} MB of memory are available, not {}", available >> 20, AVAILABLE >> 20)));
+        bail!(Skipped(format!(
+            "{} MB of memory are available, not {}",
+            available >> 20,
+            AVAILABLE >> 20
+        )));
     }
     let layout = inputs::debian_small(context.cache, false)?;
     for form in ["packed", "objects"] {

@@ -80,7 +80,8 @@ pub(super) fn steps(test: &str, mounted: &str) -> (Vec<Step>, String) {
          touch /new && test ! -e image/new && ! touch image/new 2>/dev/null"
     );
     let first = ("is-the-root", 60, first);
-    let others = STEPS.map(|(name, seconds, command)| (name, seconds, format!("cd image && {command}")));
+    let others =
+        STEPS.map(|(name, seconds, command)| (name, seconds, format!("cd image && {command}")));
     let steps = [first].into_iter().chain(others).map(|(name, seconds, command)| Step {
         name: format!("{test}/{name}"),
         limit: Duration::from_secs(seconds),

@@ -83,7 +83,8 @@ const EQUAL: &str = r"all() { find . -type f -print0 | LC_ALL=C sort -z | xargs 
     && rm -f /one && mkfifo /one && { (cd /vm/image && all > /one) & } && all | cmp - /one && wait";
 
 /// The mount of one disk for each file has the names and contents.
-const DISKS: &str = r"grep -q '^/dev/FIRST /vm/disks erofs ro,' /proc/mounts && cd disks && NAMES && EQUAL";
+const DISKS: &str =
+    r"grep -q '^/dev/FIRST /vm/disks erofs ro,' /proc/mounts && cd disks && NAMES && EQUAL";
 
 /// The disk of the device mapper has the bytes of the VMDK, whose files were checked, and can be mounted.
 const JOINED: &str = r"grep -q '^/dev/dm-0 /vm/joined erofs ro,' /proc/mounts \
@@ -119,7 +120,10 @@ pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()>
         has_memory &= has_module(kernel, module)?;
     }
     if !has_memory {
-        println!("   LEFT OUT: {NAME}/persistent-memory: Linux {} lacks its modules", kernel.release);
+        println!(
+            "   LEFT OUT: {NAME}/persistent-memory: Linux {} lacks its modules",
+            kernel.release
+        );
     }
     let layout = inputs::debian_small(cache, false)?;
     let work = super::work(cache)?;
@@ -164,7 +168,8 @@ pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()>
     let others = (0..disks).chain([disks + 1]).chain(disks + 2..2 * disks + 2).map(guest_disk);
     let others = others.collect::<Result<Vec<_>>>()?.join(" ");
     let (steps, plan) = steps(&vmdk, &writable, &first, &others, has_memory);
-    let modules: Vec<_> = MODULES.into_iter().chain(PMEM.into_iter().filter(|_| has_memory)).collect();
+    let modules: Vec<_> =
+        MODULES.into_iter().chain(PMEM.into_iter().filter(|_| has_memory)).collect();
     let table = fs::read_to_string(vm.join("table"))?;
     let mut files = contents.files(&plan).to_vec();
     files.push(("vm/table", &table));
@@ -243,8 +248,9 @@ fn steps(
     has_memory: bool,
 ) -> (Vec<Step>, String) {
     let (mut steps, _) = contents::steps(NAME, &format!("^/dev/{vmdk} /vm/image erofs ro,"));
-    let compare =
-        |it: &str| it.replace("NAMES", contents::NAMES).replace("EQUAL", &EQUAL.replace("\\\n", " "));
+    let compare = |it: &str| {
+        it.replace("NAMES", contents::NAMES).replace("EQUAL", &EQUAL.replace("\\\n", " "))
+    };
     let more = [
         ("changes", CHANGES.replace("NEW", NEW).replace("WRITABLE", writable)),
         ("disks-are-read-only", READ_ONLY.replace("DISKS", others).replace("WRITABLE", writable)),

@@ -241,7 +241,9 @@ impl<'a> Folder<'a> {
         let failed = || format!("cannot make \"{}\"", path.display());
         let text = |path: PathBuf| {
             let text = path.into_os_string().into_string();
-            text.map_err(|path| anyhow::anyhow!("path {path:?} is not UTF-8, which {MACHINE} needs"))
+            text.map_err(|path| {
+                anyhow::anyhow!("path {path:?} is not UTF-8, which {MACHINE} needs")
+            })
         };
         text(std::path::absolute(path).with_context(failed)?)?;
         if let Some(parent) = path.parent() {
@@ -276,7 +278,8 @@ impl<'a> Folder<'a> {
         // The path of the directory that is open: another one may be at `path` by now.
         let open = format!("/proc/self/fd/{}", file.as_raw_fd());
         let absolute = text(std::fs::read_link(open).with_context(failed)?)?;
-        let it = Self { file, path, absolute, made: RefCell::default(), mode_before: Cell::default() };
+        let it =
+            Self { file, path, absolute, made: RefCell::default(), mode_before: Cell::default() };
         if found.mode() & 0o077 != 0 {
             let closed = it.file.set_permissions(Permissions::from_mode(0o700));
             closed.with_context(|| format!("cannot change the mode of \"{}\"", path.display()))?;

@@ -245,7 +245,8 @@ fn every_configuration_states_the_format() {
         run(&["convert", "-f", "vmdk", "-O", "raw", "disk.vmdk", "../converted"]);
         let files = [names[0], names[1]].map(|it| std::fs::read(folder.join(it)).unwrap());
         assert!(std::fs::read(place.path("converted")).unwrap() == files.concat());
-        let info: Value = serde_json::from_slice(&run(&["info", "--output=json", "disk.vmdk"])).unwrap();
+        let info: Value =
+            serde_json::from_slice(&run(&["info", "--output=json", "disk.vmdk"])).unwrap();
         assert_eq!(info["backing-filename"], Value::Null, "{info}");
     } else {
         testing::skipped("qemu-img is not installed");

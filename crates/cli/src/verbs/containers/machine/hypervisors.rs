@@ -127,7 +127,8 @@ pub(super) fn cloud_hypervisor_arguments(parts: &Parts<'_>) -> Vec<String> {
 /// `ErofsMultiLayerRootfs::new`.
 pub(super) fn kata(parts: &Parts<'_>) -> Option<Vec<KataMount>> {
     let (image, devices) = parts.disks.split_first()?;
-    if !parts.is_one_disk || parts.writable.is_none() || parts.directory.contains(['"', '\n', '\r']) {
+    if !parts.is_one_disk || parts.writable.is_none() || parts.directory.contains(['"', '\n', '\r'])
+    {
         return None;
     }
     let devices = devices.iter().map(|it| format!("device={}", parts.path(&it.file)));
@@ -228,9 +229,17 @@ mod tests {
     #[test]
     fn all_paths_can_be_arguments_of_cloud_hypervisor() {
         let disks = disks(1);
-        for directory in
-            ["/vm", "/a,b", "/a[1]/vm", "/a]b", "/a[b", "/a\"b", "/\"", "/\"\"a\",\"\"\"[", "/a b=c"]
-        {
+        for directory in [
+            "/vm",
+            "/a,b",
+            "/a[1]/vm",
+            "/a]b",
+            "/a[b",
+            "/a\"b",
+            "/\"",
+            "/\"\"a\",\"\"\"[",
+            "/a b=c",
+        ] {
             let parts = Parts { directory, ..parts(&disks) };
             let arguments = cloud_hypervisor_arguments(&parts);
             let read = split(&arguments[1]).unwrap_or_default();
@@ -297,7 +306,8 @@ mod tests {
         };
         for KataMount { r#type, source, options } in mounts {
             let rest = |but: &[&str]| -> Vec<String> {
-                let is_kept = |it: &&String| *it != "loop" && !but.iter().any(|but| it.starts_with(but));
+                let is_kept =
+                    |it: &&String| *it != "loop" && !but.iter().any(|but| it.starts_with(but));
                 options.iter().filter(is_kept).cloned().collect()
             };
             let after = |prefix: &str| -> Vec<String> {
