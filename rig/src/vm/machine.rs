@@ -199,7 +199,7 @@ pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()>
     let (ext4, new) = (vm.join("writable.ext4"), at("new"));
     // The guest did not unmount it, so the first call replays the journal, with the exit code 1. The second one accepts
     // no damage.
-    for (options, accepted) in [(&["-E", "journal_only", "-p"][..], 1), (&["-f", "-n"], 0)] {
+    for (options, accepted) in [(&["-E", "journal_only", "-p"][..], 1), (&["-f", "-n"][..], 0)] {
         let check = Command::new(need("e2fsck")?).args(options).arg(&ext4).output()?;
         if check.status.code().is_none_or(|code| code > accepted) {
             let said = String::from_utf8_lossy(&check.stdout);
