@@ -55,11 +55,13 @@ impl fmt::Debug for RootHash {
 /// Data that has no hash tree, or another length than was stated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HashTreeError {
+    /// The data is empty, or ends within a block.
     #[error("{bytes} bytes of data are not a positive number of blocks of 4096 bytes")]
     Blocks {
         /// Length of the data.
         bytes: u64,
     },
+    /// There is more or less data than was stated.
     #[error("the data has {actual} bytes, not {stated}")]
     Length {
         /// Length that was stated before.
@@ -124,11 +126,15 @@ impl HashTreeBuilder {
         }
         // The highest level comes first, behind the superblock.
         let mut offset = block_size;
-        let mut levels: Vec<_> = counts.iter().rev().map(|count| {
-            let level = Level { offset, digests: Vec::with_capacity(BLOCK_SIZE) };
-            offset += count * block_size;
-            level
-        }).collect();
+        let mut levels: Vec<_> = counts
+            .iter()
+            .rev()
+            .map(|count| {
+                let level = Level { offset, digests: Vec::with_capacity(BLOCK_SIZE) };
+                offset += count * block_size;
+                level
+            })
+            .collect();
         levels.reverse();
         let mut salted = Sha256::new();
         salted.update(salt);

@@ -10,7 +10,6 @@ use crate::manifest::{
     CONFIG_MAX, Config, Descriptor, Document, Index, MANIFEST_MAX, Manifest, ManifestError,
     Platform, check_size,
 };
-use crate::policy::is_attached;
 use crate::source::Choice;
 use crate::{Digest, files};
 
@@ -207,7 +206,7 @@ impl Layout {
         platform: &Platform,
     ) -> Result<LayoutImage, LayoutError> {
         // Signatures are no images, but a caller who names their entry gets it.
-        let is_image = |it: &&Descriptor| !is_attached(it);
+        let is_image = |it: &&Descriptor| !it.is_attached();
         let entries: Vec<_> = self.index.manifests.iter().filter(is_image).collect();
         let all = &self.index.manifests;
         let (candidates, name): (Vec<_>, _) = match choice {

@@ -173,7 +173,8 @@ mod tests {
     #[test]
     fn evidence_that_is_added_at_the_same_time_is_all_kept() {
         let folder = tempfile::tempdir().unwrap();
-        let open = || Store::open(folder.path(), Who::this_process(), OpenOptions::create()).unwrap();
+        let open =
+            || Store::open(folder.path(), Who::this_process(), OpenOptions::create()).unwrap();
         open();
         let name = |number: usize| Repository::from_name(&format!("ghcr.io/a{number}")).unwrap();
         for turn in 0..5 {
@@ -185,7 +186,8 @@ mod tests {
                     scope.spawn(move || {
                         // As separate processes, each has a store of its own.
                         let store = open();
-                        let evidence = Evidence { origins: vec![name(number)], ..Evidence::default() };
+                        let evidence =
+                            Evidence { origins: vec![name(number)], ..Evidence::default() };
                         start.wait();
                         keep(&evidence, &store, manifest).unwrap();
                     });

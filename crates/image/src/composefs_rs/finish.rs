@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Draft, Item, ItemKind, KEPT_XATTR, ComposefsLayout, LabelPolicy, ROOT};
+use super::{ComposefsLayout, Draft, Item, ItemKind, KEPT_XATTR, LabelPolicy, ROOT};
 use crate::tree::{
     Builder, Content, InodeId, Link, Location, Metadata, Node, Tree, TreeError, XattrsId,
 };

@@ -68,7 +68,9 @@ pub struct LabelPolicy {
 
 impl std::fmt::Debug for LabelPolicy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LabelPolicy").field("patterns", &self.label_of.len()).finish_non_exhaustive()
+        f.debug_struct("LabelPolicy")
+            .field("patterns", &self.label_of.len())
+            .finish_non_exhaustive()
     }
 }
 

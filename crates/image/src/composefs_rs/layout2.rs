@@ -396,7 +396,8 @@ impl Plan<'_> {
                 let first = self.places.blocks.get(&number).copied().unwrap_or(0);
                 let layout = if entries.tail > 0 { LAYOUT_FLAT_INLINE } else { LAYOUT_FLAT_PLAIN };
                 let size = entries.blocks.len() as u64 * BLOCK + entries.tail;
-                let nlink = u32::try_from(directories.count()).expect("there are at most 2^32 inodes");
+                let nlink =
+                    u32::try_from(directories.count()).expect("there are at most 2^32 inodes");
                 (layout, size, device(first), nlink)
             }
             Node::Regular(Content::Inline(b"")) => (LAYOUT_FLAT_PLAIN, 0, 0, inode.nlink()),

@@ -10,7 +10,7 @@ mod layout2;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-pub use labels::{LabelError, POLICY_MAX, LabelPolicy, PolicyText, policy_name};
+pub use labels::{LabelError, LabelPolicy, POLICY_MAX, PolicyText, policy_name};
 pub use layout2::write_layout2;
 
 use crate::erofs::read::PATH_MAX;
@@ -350,7 +350,8 @@ impl Draft {
         xattrs: impl Iterator<Item = (&'x [u8], &'x [u8])>,
         node: Node<'_>,
     ) -> Result<u32, SealedTreeError> {
-        let at = u32::try_from(self.items.len()).map_err(|_out_of_range| SealedTreeError::TooLarge)?;
+        let at =
+            u32::try_from(self.items.len()).map_err(|_out_of_range| SealedTreeError::TooLarge)?;
         let kind = match node {
             Node::Directory => ItemKind::Directory(BTreeMap::new()),
             Node::Regular(Content::Inline(bytes)) => ItemKind::Inline(bytes.into()),

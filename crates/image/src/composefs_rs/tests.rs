@@ -109,7 +109,8 @@ fn the_first_name_of_a_walk_owns_a_file() {
         (&["d.b", "d/", "d/a=d.b"], "/d/a"),
         (&["e", "d/", "d/z=e", "d/y=e"], "/d/y"),
     ] {
-        let tree = draft(entries).unwrap().into_tree(ComposefsLayout::V1, |object| *object).unwrap();
+        let tree =
+            draft(entries).unwrap().into_tree(ComposefsLayout::V1, |object| *object).unwrap();
         let (inode, _) = tree.files().next().unwrap();
         assert_eq!(inode.path(), owner.as_bytes(), "{entries:?}");
     }
@@ -275,7 +276,11 @@ fn a_device_without_a_number_has_one_name() {
     assert_eq!(make(0x501, true), Ok(()));
     for number in [0, 1 << 32] {
         let error = make(number, true).unwrap_err();
-        assert!(error.to_string().ends_with("is another name of a device 0:0, which composefs-rs does not write"));
+        assert!(
+            error
+                .to_string()
+                .ends_with("is another name of a device 0:0, which composefs-rs does not write")
+        );
     }
 }
 

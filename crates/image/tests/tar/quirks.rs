@@ -64,9 +64,8 @@ fn unusual_entries_are_noted() {
     let header = |name: &str, typeflag| Header::new(name.as_bytes(), typeflag);
     let global = |key: &str, value: &str| extended(b'g', &[(key.as_bytes(), value.as_bytes())]);
     let long = |name: &str| member(b"././@LongLink", b'L', format!("{name}\0").as_bytes());
-    let capability = |prefix: &str, value: &str| {
-        pax(&[(&format!("{prefix}.xattr.security.capability"), value)])
-    };
+    let capability =
+        |prefix: &str, value: &str| pax(&[(&format!("{prefix}.xattr.security.capability"), value)]);
     let f = || file("f", "x");
 
     // git writes such a comment.

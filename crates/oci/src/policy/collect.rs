@@ -115,7 +115,8 @@ pub(super) fn collect(
             let bytes = source.manifest(&referrer.digest).map_err(|it| failed(it.into()))?;
             match bytes {
                 Some(bytes) if referrer.digest.matches(&bytes) => {
-                    read(source, &bytes, &mut budget, &mut found).map_err(|it| failed(it.into()))?;
+                    read(source, &bytes, &mut budget, &mut found)
+                        .map_err(|it| failed(it.into()))?;
                 }
                 _ => {
                     let signature = referrer.digest;

@@ -212,9 +212,11 @@ mod tests {
     #[test]
     fn the_most_that_is_kept_fits_into_the_file() {
         let name = "a".repeat(200);
-        let origins = (0..100).filter_map(|it| Repository::from_name(&format!("ghcr.io/{it}{name}")));
+        let origins =
+            (0..100).filter_map(|it| Repository::from_name(&format!("ghcr.io/{it}{name}")));
         let indexes = (0..100_u8).map(|it| vec![it; 1 << 20]).collect();
-        let many = |from: usize, length| (from..from + 100).map(|it| signature(it, length)).collect();
+        let many =
+            |from: usize, length| (from..from + 100).map(|it| signature(it, length)).collect();
         let mut all = Evidence {
             origins: origins.collect(),
             indexes,

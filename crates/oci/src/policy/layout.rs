@@ -1,7 +1,5 @@
-//! Signatures in OCI layouts. They are entries of `index.json` with their own manifests.
-//!
-//! Sources: cosign, `pkg/oci/layout/index.go`, for the annotation `kind`, which `cosign save` writes; regclient, `regctl
-//! image copy --digest-tags`, for the tag of registries as the entry's name.
+//! Signatures in OCI layouts. They are entries of `index.json` with their own manifests: `cosign save` gives them an
+//! annotation, and `regctl image copy --digest-tags` of regclient the tag of registries as a name.
 
 use image::verity::ImageId;
 
@@ -11,42 +9,12 @@ use super::signature::Signature;
 use super::{SignatureSource, SignedItem};
 use crate::Digest;
 use crate::layout::{Layout, LayoutError, LayoutImage};
-use crate::manifest::Descriptor;
-
-/// Annotation that states what an entry is.
-pub const KIND: &str = "kind";
-/// The kind of an entry with an image that has signatures.
-pub const KIND_IMAGE: &str = "dev.cosignproject.cosign/image";
-/// The kind of an entry with signatures of a manifest or index.
-pub const KIND_SIGNATURES: &str = "dev.cosignproject.cosign/sigs";
-/// The kind of an entry with signatures of image ids, which only Quire reads.
-pub const KIND_IMAGE_SIGNATURES: &str = "quire/image-signatures";
-
-/// The beginning of the kinds of images.
-const IMAGES: &str = "dev.cosignproject.cosign/image";
-/// The beginnings of the kinds that other entries may have.
-const OTHERS: [&str; 2] = ["dev.cosignproject.cosign/", "quire/"];
-/// The ends of tags that cosign gives to signatures, attestations and lists of packages.
-const ENDS: [&str; 3] = [".sig", ".att", ".sbom"];
+use crate::manifest::{Descriptor, KIND, KIND_IMAGE_SIGNATURES, KIND_SIGNATURES};
 
 /// Returns the name of the entry with the signatures of an image id.
 #[must_use]
 pub fn image_signature_tag(image: &ImageId) -> String {
     format!("quire-{image}.sig")
-}
-
-/// Whether an entry belongs to an image, such as its signatures, so that it is no image itself.
-#[must_use]
-pub fn is_attached(entry: &Descriptor) -> bool {
-    if let Some(kind) = entry.annotations.get(KIND) {
-        return OTHERS.iter().any(|it| kind.starts_with(it)) && !kind.starts_with(IMAGES);
-    }
-    let Some(stem) = entry.name().and_then(|name| ENDS.iter().find_map(|it| name.strip_suffix(it)))
-    else {
-        return false;
-    };
-    let digest = stem.strip_prefix("sha256-").or_else(|| stem.strip_prefix("quire-"));
-    digest.is_some_and(|it| it.len() >= 64 && it.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 /// The signatures of an image in a layout, unverified.
@@ -84,7 +52,9 @@ impl LayoutSignatures {
                     // Reads of a layout fail one by one, and each failure is logged.
                     let Ok(()) = read(&Lenient(layout), &bytes, &mut budget, &mut signatures);
                 }
-                Err(error) => tracing::warn!(digest = %entry.digest, %error, "no list of signatures"),
+                Err(error) => {
+                    tracing::warn!(digest = %entry.digest, %error, "no list of signatures")
+                }
             }
         }
         signatures.sort_unstable();

@@ -23,10 +23,7 @@ pub use collect::{COSIGN_SIGNATURE, CollectError, SIGSTORE_BUNDLE, SignatureSour
 pub use evidence::Evidence;
 pub use file::{Accept, Default, Flaw, Identity, Policy, PolicyError, Rule};
 pub use key::{KeyError, PublicKey};
-pub use layout::{
-    KIND, KIND_IMAGE, KIND_IMAGE_SIGNATURES, KIND_SIGNATURES, LayoutSignatures, image_signature_tag,
-    is_attached,
-};
+pub use layout::{LayoutSignatures, image_signature_tag};
 pub use name::{ImageOrigin, Pattern, Repository};
 #[cfg(feature = "registry")]
 pub use registry::Unanswered;

@@ -27,7 +27,7 @@ use zlink::connection::socket::FetchPeerCredentials as _;
 use zlink::tokio::unix::Stream;
 
 use super::connection::{LendAnswer, PIECE_MAX};
-use super::images::{Copies, Copy, CopyKey};
+use super::images::{Copies, Copy, CopyKey, image_id};
 use super::namespace;
 use super::users::{LineNumber, MountPolicy, Peer, TurnOf, UserCounts};
 use super::wire::{DescribeReply, LendReply, MountsError};

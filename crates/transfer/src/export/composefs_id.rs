@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::io;
 
 use image::composefs_rs::{
-    Draft, SealedTreeError, DraftFile, LabelError, ComposefsLayout, Lookup, POLICY_MAX, LabelPolicy, PolicyText,
-    policy_name, write_layout2,
+    ComposefsLayout, Draft, DraftFile, LabelError, LabelPolicy, Lookup, POLICY_MAX, PolicyText,
+    SealedTreeError, policy_name, write_layout2,
 };
 use image::digest::Digest;
 use image::erofs::{ErofsWriteError, Profile, Version, Versions};
@@ -166,10 +166,12 @@ fn finish(
     if tree == SealedTree::Bootable {
         draft.transform_for_boot().map_err(ComposefsIdError::Draft)?;
         if let Some(mut policy) = policy(store, &draft, options)? {
-            draft.relabel(&mut policy, &|| options.go_on().is_err()).map_err(|error| match error {
-                LabelError::Stopped => ExportError::Cancelled.into(),
-                error => ComposefsIdError::Labels(error),
-            })?;
+            draft.relabel(&mut policy, &|| options.go_on().is_err()).map_err(
+                |error| match error {
+                    LabelError::Stopped => ExportError::Cancelled.into(),
+                    error => ComposefsIdError::Labels(error),
+                },
+            )?;
         }
     }
     draft.check_devices().map_err(ComposefsIdError::Draft)?;

@@ -26,8 +26,7 @@ use image::digest::Digest;
 use image::verity::ImageId;
 use oci::files;
 use oci::layout::Layout;
-use oci::manifest::{Descriptor, Document, REF_NAME};
-use oci::policy::{KIND, KIND_IMAGE};
+use oci::manifest::{Descriptor, Document, KIND, KIND_IMAGE, REF_NAME};
 
 #[derive(Debug, Clone)]
 pub struct LayoutReport {
@@ -349,14 +348,13 @@ fn index(
     let name = |entry: &Value| entry["annotations"][REF_NAME].as_str().map(str::to_owned);
     let is_this = |entry: &Value| entry["digest"] == plan.digest.to_string();
     // Cosign gives signatures no name.
-    let is_image = |entry: &Value| {
-        !Descriptor::deserialize(entry).is_ok_and(|it| oci::policy::is_attached(&it))
-    };
+    let is_image = |entry: &Value| !Descriptor::deserialize(entry).is_ok_and(|it| it.is_attached());
     let has_no_name = |entry: &Value| name(entry).is_none() && is_image(entry);
     if tag.is_none() && manifests.iter().any(|it| has_no_name(it) && !is_this(it)) {
         return Err(ExportError::Untagged(directory.to_owned()));
     }
-    manifests.retain(|it| if tag.is_none() { !has_no_name(it) } else { name(it).as_deref() != tag });
+    manifests
+        .retain(|it| if tag.is_none() { !has_no_name(it) } else { name(it).as_deref() != tag });
     manifests.push(entry);
     signatures.list(manifests);
     // It is better to refuse the image than to write a layout that other programs cannot read.

@@ -2,10 +2,10 @@
 
 use image::verity::ImageId;
 use oci::layout::Layout;
-use oci::manifest::REF_NAME;
+use oci::manifest::{KIND, KIND_IMAGE_SIGNATURES, KIND_SIGNATURES, REF_NAME};
 use oci::policy::{
-    KIND, KIND_IMAGE_SIGNATURES, KIND_SIGNATURES, Signature, SignatureTag, SignedItem, attach,
-    attach_of_image, image_signature_tag, signature_tag,
+    AttachError, Signature, SignatureTag, SignedItem, attach, attach_of_image, image_signature_tag,
+    signature_tag,
 };
 use serde_json::{Value, json};
 use store::{OperationError, Store};
@@ -39,7 +39,9 @@ impl AddedSignatures {
         let of_manifest = stored(store, SignedItem::from(manifest))?;
         added.signs_manifest = !of_manifest.is_empty();
         let tag = signature_tag(manifest);
-        added.add(&tag, KIND_SIGNATURES, &of_manifest, layout, &|old| attach(old, &of_manifest, None))?;
+        added.add(&tag, KIND_SIGNATURES, &of_manifest, layout, &|old| {
+            attach(old, &of_manifest, None)
+        })?;
         if let Some(image) = image {
             let of_image = stored(store, SignedItem::from(image))?;
             let tag = image_signature_tag(image);
@@ -55,17 +57,19 @@ impl AddedSignatures {
         kind: &str,
         signatures: &[Signature],
         layout: Option<&Layout>,
-        attach: &dyn Fn(Option<&[u8]>) -> Result<Option<SignatureTag>, oci::policy::AttachError>,
+        attach: &dyn Fn(Option<&[u8]>) -> Result<Option<SignatureTag>, AttachError>,
     ) -> Result<(), ExportError> {
         if signatures.is_empty() {
             return Ok(());
         }
         self.count += signatures.len();
-        let failed = || OperationError::of("write", "the signatures of the image");
-        let entry = layout.and_then(|it| Some((it, it.entries().iter().find(|it| it.is_named(tag))?)));
+        const OBJECT: &str = "the signatures of the image";
+        let entry =
+            layout.and_then(|it| Some((it, it.entries().iter().find(|it| it.is_named(tag))?)));
         let old = entry.map(|(layout, entry)| layout.document(entry)).transpose();
-        let old = old.map_err(failed())?;
-        let Some(new) = attach(old.as_deref()).map_err(failed())? else { return Ok(()) };
+        let old = old.map_err(OperationError::of("read", OBJECT))?;
+        let new = attach(old.as_deref()).map_err(OperationError::of("write", OBJECT))?;
+        let Some(new) = new else { return Ok(()) };
         let digest = Digest::sha256(&new.manifest);
         let annotations = json!({ KIND: kind, REF_NAME: tag });
         self.entries.push((

@@ -287,8 +287,17 @@ fn ukify_makes_the_same(place: &Place, command_line: &str) {
     let cmdline = format!("--cmdline={command_line}");
     let stub = format!("--stub={STUB}");
     let words = [
-        &ukify, "build", "--linux=kernel", "--initrd=first", "--initrd=second", &cmdline, &stub,
-        "--uname=6.1.0-1", "--os-release=@os-release", "--efi-arch=x64", "--output=own.efi",
+        &ukify,
+        "build",
+        "--linux=kernel",
+        "--initrd=first",
+        "--initrd=second",
+        &cmdline,
+        &stub,
+        "--uname=6.1.0-1",
+        "--os-release=@os-release",
+        "--efi-arch=x64",
+        "--output=own.efi",
     ];
     ask(place, "python3", &words).unwrap();
     let [ours, own] = ["boot.efi", "own.efi"].map(|file| {

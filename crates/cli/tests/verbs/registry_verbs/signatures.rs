@@ -236,10 +236,8 @@ fn a_pull_with_other_signatures_keeps_those_made_here() {
             "image": {"docker-manifest-digest": manifest.to_string()},
             "type": "cosign container image signature",
         }});
-        let payload = base64::Engine::encode(
-            &base64::engine::general_purpose::STANDARD,
-            payload.to_string(),
-        );
+        let payload =
+            base64::Engine::encode(&base64::engine::general_purpose::STANDARD, payload.to_string());
         let junk = |it: u32| {
             let signature = base64::Engine::encode(
                 &base64::engine::general_purpose::STANDARD,

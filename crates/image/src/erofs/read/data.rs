@@ -3,7 +3,7 @@
 use zerocopy::little_endian::U32;
 
 use super::error::{ErofsCorruption, Part, ReadError};
-use super::inode::{FileType, Indexes, Inode, DataLayout, is_hole};
+use super::inode::{DataLayout, FileType, Indexes, Inode, is_hole};
 use super::source::ReadAt;
 use super::{ByteOffset, Device, Image, fetch, to_u64, to_usize};
 use crate::erofs::layout::RawChunkIndex;

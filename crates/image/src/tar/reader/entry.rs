@@ -320,9 +320,7 @@ fn unusual(
         CurrentKind::Fifo => 0o010_000,
     };
     let extra = number(&header.raw.mode).unwrap_or(0) & !0o7777;
-    let differ = |long: Option<&[u8]>, path: Option<&[u8]>| {
-        matches!((long, path), (Some(long), Some(path)) if long != path)
-    };
+    let differ = |long: Option<&[u8]>, path: Option<&[u8]>| matches!((long, path), (Some(long), Some(path)) if long != path);
     let typeflag = header.raw.typeflag;
     let is_device = matches!(entry.kind, CurrentKind::CharDevice(_) | CurrentKind::BlockDevice(_));
     let is_directory = matches!(entry.kind, CurrentKind::Directory);

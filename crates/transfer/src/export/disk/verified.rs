@@ -120,7 +120,13 @@ pub fn to_verified_disk(
         written.map_err(failed)?;
         let digest = format!(" {digest}");
         let id = variant.guid("esp", kind.root, id, &digest);
-        let esp = DiskPartition { kind: Uuid::from_u128(ESP), id, name: ESP_NAME, flags: 0, bytes: fat.bytes() };
+        let esp = DiskPartition {
+            kind: Uuid::from_u128(ESP),
+            id,
+            name: ESP_NAME,
+            flags: 0,
+            bytes: fat.bytes(),
+        };
         parts.push_with(esp).map_err(failed)?;
         more += &digest;
     }

@@ -81,7 +81,8 @@ pub(super) fn root(disk: &impl ReadAt, architecture: &str) -> Result<RootPartiti
     let wanted = root_types(architecture);
     let is_root = |it: &&Partition| wanted.is_some_and(|types| it.kind == type_bytes(types.root));
     let roots: Vec<_> = partitions.iter().filter(is_root).collect();
-    let is_candidate = |it: &&Partition| it.has_erofs && it.role().is_none_or(|(_, is_root)| is_root);
+    let is_candidate =
+        |it: &&Partition| it.has_erofs && it.role().is_none_or(|(_, is_root)| is_root);
     let erofs: Vec<_> = partitions.iter().filter(is_candidate).collect();
     let (([chosen], _) | ([], [chosen])) = (&roots[..], &erofs[..]) else {
         let listed: Vec<_> = partitions.iter().map(Partition::shown).collect();

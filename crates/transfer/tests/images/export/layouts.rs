@@ -208,7 +208,8 @@ fn a_failure_leaves_nothing_behind() {
     for to in [&new, &old] {
         let plan = plan(&home.store, &b.manifest.unwrap(), Compression::None, &home.options());
         let plan = plan.unwrap();
-        let error = to_layout(&home.store, &plan, None, to, Some("b"), &home.options()).unwrap_err();
+        let error =
+            to_layout(&home.store, &plan, None, to, Some("b"), &home.options()).unwrap_err();
         assert!(error.is_damage(), "{}", chain(&error));
     }
     assert!(attempt(&new, &home.options()).contains("the bytes have the digest"));

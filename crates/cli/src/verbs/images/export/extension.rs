@@ -93,12 +93,7 @@ impl ExportRun<'_> {
 
     #[cfg(not(feature = "disk"))]
     #[expect(clippy::unused_self, reason = "same signature as with the feature")]
-    fn extension_disk(
-        &self,
-        _: ExtensionRelease,
-        _: &Path,
-        _: &str,
-    ) -> anyhow::Result<Exported> {
+    fn extension_disk(&self, _: ExtensionRelease, _: &Path, _: &str) -> anyhow::Result<Exported> {
         anyhow::bail!("this build of Quire writes no disks: build it with the feature `disk`")
     }
 
@@ -109,7 +104,11 @@ impl ExportRun<'_> {
     }
 
     #[cfg(not(feature = "disk"))]
-    #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "same signature as with the feature")]
+    #[expect(
+        clippy::unused_self,
+        clippy::unnecessary_wraps,
+        reason = "same signature as with the feature"
+    )]
     fn disk_architecture(&self) -> anyhow::Result<Option<String>> {
         Ok(None)
     }

@@ -46,9 +46,6 @@ impl VerbArgs for Login {
     }
 }
 
-/// Maximum size of a password on standard input, in bytes. Passwords and tokens are much shorter.
-const PASSWORD_MAX: u64 = 64 << 10;
-
 pub(crate) fn login(context: &Context, args: &Login) -> anyhow::Result<Answer> {
     let cancel = Arc::new(AtomicBool::new(false));
     let login = target(context, &args.host, &args.registry, &cancel)?;

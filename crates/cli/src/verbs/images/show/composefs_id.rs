@@ -85,7 +85,8 @@ impl ComposefsIdOptions {
             progress: &|event: Event<'_>| progress.tell(event),
             cancel: &cancel,
         };
-        let layout = if self.erofs_version == 2 { ComposefsLayout::V2 } else { ComposefsLayout::V1 };
+        let layout =
+            if self.erofs_version == 2 { ComposefsLayout::V2 } else { ComposefsLayout::V1 };
         let format = IdFormat { algorithm, layout };
         let work = || composefs_id(store, image, documents, tree, format, &options);
         let id = until_signal(&cancel, work)?;

@@ -174,7 +174,8 @@ fn partitions_that_verify_or_boot_are_no_root() {
         let disk = Laid::new(&[(ARM64, 40, 49, true), (kind, 50, 59, true)]).disk();
         assert_eq!(root(&&disk[..], "amd64").unwrap().bytes, 40 * 512..50 * 512);
     }
-    let has_tree = |partitions: &[_]| root(&&Laid::new(partitions).disk()[..], "amd64").unwrap().has_tree;
+    let has_tree =
+        |partitions: &[_]| root(&&Laid::new(partitions).disk()[..], "amd64").unwrap().has_tree;
     assert!(has_tree(&[(AMD64, 40, 49, true), (OTHERS[0], 50, 59, false)]));
     assert!(!has_tree(&[(AMD64, 40, 49, true), (OTHERS[2], 50, 59, false)]));
     // A tree for another architecture verifies another root.
