@@ -19,8 +19,9 @@ use image::digest::Digest;
 pub(super) struct AddedSignatures {
     /// Manifests, configs and payloads.
     pub(super) documents: Vec<(Digest, Vec<u8>)>,
-    /// New entries of `index.json`. Each replaces the one of the same name.
-    entries: Vec<(String, Value)>,
+    /// Entries of `index.json`, by their names. Each replaces the one of the same name; `None` stands for that one, which
+    /// only moves behind its image, because cosign reads the first image and the first signatures.
+    entries: Vec<(String, Option<Value>)>,
     /// Number of the image's signatures that are in the layout afterwards, without those that were there before.
     pub(super) count: usize,
     /// Whether the manifest is signed.
@@ -69,16 +70,17 @@ impl AddedSignatures {
         let old = entry.map(|(layout, entry)| layout.document(entry)).transpose();
         let old = old.map_err(OperationError::of("read", OBJECT))?;
         let new = attach(old.as_deref()).map_err(OperationError::of("write", OBJECT))?;
-        let Some(new) = new else { return Ok(()) };
+        let Some(new) = new else {
+            self.entries.push((tag.to_owned(), None));
+            return Ok(());
+        };
         let digest = Digest::sha256(&new.manifest);
         let annotations = json!({ KIND: kind, REF_NAME: tag });
-        self.entries.push((
-            tag.to_owned(),
-            json!({
-                "mediaType": new.media_type, "digest": digest.to_string(),
-                "size": new.manifest.len(), "annotations": annotations,
-            }),
-        ));
+        let entry = json!({
+            "mediaType": new.media_type, "digest": digest.to_string(),
+            "size": new.manifest.len(), "annotations": annotations,
+        });
+        self.entries.push((tag.to_owned(), Some(entry)));
         let blobs = new.blobs.into_iter().map(|it| (Digest::sha256(&it), it));
         self.documents.extend(blobs.chain([(digest, new.manifest)]));
         Ok(())
@@ -87,8 +89,10 @@ impl AddedSignatures {
     /// Adds the entries to the manifests of `index.json`.
     pub(super) fn list(&self, manifests: &mut Vec<Value>) {
         for (tag, entry) in &self.entries {
-            manifests.retain(|it| it["annotations"][REF_NAME].as_str() != Some(tag));
-            manifests.push(entry.clone());
+            let is_it = |it: &Value| it["annotations"][REF_NAME].as_str() == Some(tag);
+            let old = manifests.iter().find(|it| is_it(it)).cloned();
+            manifests.retain(|it| !is_it(it));
+            manifests.extend(entry.clone().or(old));
         }
     }
 }

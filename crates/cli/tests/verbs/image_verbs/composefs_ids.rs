@@ -217,8 +217,10 @@ fn a_build_names_objects_by_the_hash_of_the_option() {
     let object = testing::noise(5000);
     std::fs::write(place.path("tree/usr/one"), &object).unwrap();
     for hash in ["sha256", "sha512"] {
-        let line = format!("--store {hash} --object-hash {hash} import --quiet dir:tree a");
-        let id = place.out(&line);
+        let store = Place::new();
+        let tree = place.path("tree").display().to_string();
+        let id =
+            store.out(&format!("--object-hash {hash} import --quiet --form objects dir:{tree} a"));
         let folder = format!("objects-{hash}");
         let build = format!("--object-hash {hash} build --digest-store {folder}");
         assert_eq!(place.out(&format!("{build} dir:tree {hash}.erofs")), id, "{hash}");
