@@ -197,7 +197,7 @@ pub(crate) struct ImportReport {
     objects_reused: u64,
     /// Size of the objects that the store had already.
     bytes_reused: Bytes,
-    /// Number of signatures that came with the image, verified or not.
+    /// Number of signatures that an OCI layout had of the image, verified or not. 0 for other sources.
     signatures: usize,
     /// Duration of the import's steps.
     seconds: ImportTimesReport,
