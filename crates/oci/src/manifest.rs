@@ -177,7 +177,8 @@ impl Descriptor {
         self.annotations.get(key).map(String::as_str)
     }
 
-    /// Whether the content belongs to an image, such as its signatures, so that it is no image itself. Layouts list both.
+    /// Whether the content belongs to an image, such as its signatures, so that it is no image itself. Layouts list
+    /// both.
     #[must_use]
     pub fn is_attached(&self) -> bool {
         if let Some(kind) = self.name_at(KIND) {

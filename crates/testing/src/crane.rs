@@ -1,5 +1,5 @@
-//! Finds programs in `PATH`, or where `cargo xtask inputs` has put them: go-containerregistry's `crane`, which is a client
-//! of registries and with `crane registry serve` a registry in memory, and systemd's `ukify`.
+//! Finds programs in `PATH`, or where `cargo xtask inputs` has put them: go-containerregistry's `crane`, which is a
+//! client of registries and with `crane registry serve` a registry in memory, and systemd's `ukify`.
 
 use std::path::PathBuf;
 

@@ -54,8 +54,8 @@ pub fn read_evidence(
 }
 
 /// Adds evidence to earlier evidence in the store, so that signatures from one registry are kept if another registry
-/// has none. The manifest or image must be in the store with a name, or pinned. Of several processes that add evidence at
-/// the same time, each waits for the others, so that none is lost.
+/// has none. The manifest or image must be in the store with a name, or pinned. Of several processes that add
+/// evidence at the same time, each waits for the others, so that none is lost.
 pub fn keep(
     evidence: &Evidence,
     store: &Store,

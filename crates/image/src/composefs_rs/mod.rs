@@ -173,8 +173,8 @@ impl Draft {
         Ok(draft)
     }
 
-    /// Adds an entry of a layer; paths are normalised, as [`Reader`](crate::tar::Reader) does. Returns the file if it is
-    /// external and in the tree. Rules L1 to L5.
+    /// Adds an entry of a layer; paths are normalised, as [`Reader`](crate::tar::Reader) does. Returns the file if it
+    /// is external and in the tree. Rules L1 to L5.
     ///
     /// # Errors
     /// [`SealedTreeError`] if composefs-rs refuses the entry.
@@ -281,8 +281,8 @@ impl Draft {
         Ok(())
     }
 
-    /// Empties the directories that a boot fills: rules B0 and B1. [`relabel`](Self::relabel) must follow if the image has an
-    /// SELinux policy.
+    /// Empties the directories that a boot fills: rules B0 and B1. [`relabel`](Self::relabel) must follow if the
+    /// image has an SELinux policy.
     ///
     /// # Errors
     /// [`SealedTreeError`] if one of them is missing, or is another type of file.
@@ -302,8 +302,8 @@ impl Draft {
         Ok(())
     }
 
-    /// Checks that no character device 0:0 has several names: composefs-rs writes it as an escaped whiteout, and refuses
-    /// one with several names.
+    /// Checks that no character device 0:0 has several names: composefs-rs writes it as an escaped whiteout, and
+    /// refuses one with several names.
     ///
     /// # Errors
     /// [`SealedTreeError::LinkedDevice`], with one of the names.

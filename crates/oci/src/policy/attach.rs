@@ -43,9 +43,10 @@ pub struct SignatureTag {
 #[error("the tag of the image's signatures has a document that is not a list of signatures")]
 pub struct AttachError;
 
-/// Adds signatures to the manifest at the tag, of which `old` is the current one. Returns `None` if it has all of them.
-/// Only signatures in the form of simple signing can be added; others are left out. A signature by `key` is not added if
-/// the manifest has another one by this key of the same payload, because signatures by ECDSA differ each time.
+/// Adds signatures to the manifest at the tag, of which `old` is the current one. Returns `None` if it has all of
+/// them. Only signatures in the form of simple signing can be added; others are left out. A signature by `key` is not
+/// added if the manifest has another one by this key of the same payload, because signatures by ECDSA differ each
+/// time.
 ///
 /// # Errors
 /// [`AttachError`] if `old` is not such a manifest.

@@ -1,8 +1,8 @@
 //! Checks that an image can be a system extension (sysext) or a configuration extension (confext) of systemd.
 //!
 //! Source: systemd 257, `man/systemd-sysext.xml`, `man/os-release.xml`; `src/shared/extension-util.c`,
-//! `extension_release_validate` and `extension_has_forbidden_content`; `src/basic/os-util.c`, `open_extension_release_at`;
-//! `src/basic/image-name.c` and `src/basic/architecture.c`.
+//! `extension_release_validate` and `extension_has_forbidden_content`; `src/basic/os-util.c`,
+//! `open_extension_release_at`; `src/basic/image-name.c` and `src/basic/architecture.c`.
 
 use image::tree::{Inode, Node, Tree};
 use image::verity::ImageId;
@@ -123,8 +123,8 @@ pub struct ExtensionRelease {
     pub id: String,
     /// The `SYSEXT_LEVEL` or `CONFEXT_LEVEL` of hosts. It counts for hosts that have one.
     pub level: Option<String>,
-    /// The `VERSION_ID` of hosts. If it is `None` and the `id` is not `_any`, hosts that have a `VERSION_ID` and no level
-    /// refuse the extension.
+    /// The `VERSION_ID` of hosts. If it is `None` and the `id` is not `_any`, hosts that have a `VERSION_ID` and no
+    /// level refuse the extension.
     pub version: Option<String>,
     /// The scopes, if hosts without an initrd are not among them.
     pub other_scopes: Option<String>,

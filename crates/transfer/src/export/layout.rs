@@ -45,8 +45,8 @@ const MARKER: &str = "oci-layout";
 const MARKER_TEXT: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
 
 /// Writes an image into the layout in `directory`, which is created if it does not exist. If another image has the
-/// same tag, that entry is removed; other images are kept. The stored signatures of the manifest are added, and those of
-/// the id if `image` is given.
+/// same tag, that entry is removed; other images are kept. The stored signatures of the manifest are added, and those
+/// of the id if `image` is given.
 ///
 /// # Errors
 /// An [`ExportError`], after the removal of all files that were written.

@@ -19,8 +19,8 @@ use image::digest::Digest;
 pub(super) struct AddedSignatures {
     /// Manifests, configs and payloads.
     pub(super) documents: Vec<(Digest, Vec<u8>)>,
-    /// Entries of `index.json`, by their names. Each replaces the one of the same name; `None` stands for that one, which
-    /// only moves behind its image, because cosign reads the first image and the first signatures.
+    /// Entries of `index.json`, by their names. Each replaces the one of the same name; `None` stands for that one,
+    /// which only moves behind its image, because cosign reads the first image and the first signatures.
     entries: Vec<(String, Option<Value>)>,
     /// Number of the image's signatures that are in the layout afterwards, without those that were there before.
     pub(super) count: usize,

@@ -185,8 +185,8 @@ fn the_kernel_mounts_images_of_a_store_with_sha512() {
     assert_eq!(std::fs::read(point.join("usr/one")).unwrap(), object);
 }
 
-/// A tar that composefs-rs reads differently has no id, rather than a wrong one. `mtime` without a colon is a record for
-/// all entries. Source: GNU tar, manual, "Controlling Extended Headers".
+/// A tar that composefs-rs reads differently has no id, rather than a wrong one. `mtime` without a colon is a record
+/// for all entries. Source: GNU tar, manual, "Controlling Extended Headers".
 #[test]
 fn an_unusual_tar_has_no_id() {
     let place = Place::new();

@@ -73,9 +73,9 @@ pub(super) struct RootPartition {
     pub(super) has_tree: bool,
 }
 
-/// Returns the root partition of a disk for an architecture, named as in Go. Without one, it is the only partition with
-/// EROFS. Partitions that verify a root, or that firmware boots, are never taken: an attacker could choose a few of their
-/// bytes.
+/// Returns the root partition of a disk for an architecture, named as in Go. Without one, it is the only partition
+/// with EROFS. Partitions that verify a root, or that firmware boots, are never taken: an attacker could choose a few
+/// of their bytes.
 pub(super) fn root(disk: &impl ReadAt, architecture: &str) -> Result<RootPartition, DiskError> {
     let partitions = partitions(disk)?;
     let wanted = root_types(architecture);

@@ -190,8 +190,8 @@ const USAGE: &str = "quire-image-verifier -name NAME -digest DIGEST [-stdin-medi
 pub(crate) const MANUAL: &str = "\
 -name NAME -digest DIGEST [-stdin-media-type TYPE]
 
-containerd calls each program in a directory before it pulls an image, and pulls only if all of them exit with 0. A link in \
-that directory lets Quire decide by the policy of the host:
+containerd calls each program in a directory before it pulls an image, and pulls only if all of them exit with 0. A \
+link in that directory lets Quire decide by the policy of the host:
 
   ln -s /usr/bin/quire-image-verifier /opt/containerd/image-verifier/bin/
 
