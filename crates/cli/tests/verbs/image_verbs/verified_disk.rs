@@ -277,11 +277,16 @@ fn kernel() -> Vec<u8> {
 /// same length and the same bytes.
 fn ukify_makes_the_same(place: &Place, command_line: &str) {
     let Some(ukify) = testing::ukify() else { return };
-    let Some(has_pefile) = run(place, "python3", &["-c", "import pefile"]) else { return };
-    if !has_pefile.status.success() {
+    // Debian's Python has Debian's packages, but another one may come first in `PATH`.
+    let pythons = ["/usr/bin/python3", "python3"].into_iter();
+    let mut pythons = pythons.filter(|it| {
+        let found = run(place, it, &["-c", "import pefile"]);
+        found.is_some_and(|it| it.status.success())
+    });
+    let Some(python) = pythons.next() else {
         testing::skipped("python3-pefile is not installed");
         return;
-    }
+    };
     let ukify = ukify.display().to_string();
     write(&place.path("os-release"), b"ID=test\n", 0o644);
     let cmdline = format!("--cmdline={command_line}");
@@ -299,9 +304,9 @@ fn ukify_makes_the_same(place: &Place, command_line: &str) {
         "--efi-arch=x64",
         "--output=own.efi",
     ];
-    ask(place, "python3", &words).unwrap();
+    ask(place, python, &words).unwrap();
     let [ours, own] = ["boot.efi", "own.efi"].map(|file| {
-        let told = ask(place, "python3", &[&ukify, "inspect", "--json=short", file]).unwrap();
+        let told = ask(place, python, &[&ukify, "inspect", file, "--json=short"]).unwrap();
         json(told.lines().last().unwrap())
     });
     for section in [".osrel", ".cmdline", ".uname", ".initrd", ".linux"] {
