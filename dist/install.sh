@@ -138,6 +138,7 @@ for file in CHANGELOG.md LICENSE-APACHE LICENSE-MIT THIRD-PARTY-NOTICES.txt; do
 done
 link "$helpers/mount.quire"
 link "$helpers/mount.composefs"
+link "$prefix/bin/quire-image-verifier"
 if $composefs; then
     for name in mkcomposefs composefs-info composefs-dump; do
         link "$prefix/bin/$name"

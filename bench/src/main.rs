@@ -18,6 +18,7 @@ mod gvisor;
 mod import;
 mod index;
 mod lazy;
+mod machines;
 mod measure;
 mod metadata;
 mod mkcomposefs;
@@ -102,7 +103,7 @@ const FIGURES: &str = "figures";
 
 /// Name, description and function of each bench.
 #[rustfmt::skip]
-const BENCHES: [(&str, &str, Bench); 26] = [
+const BENCHES: [(&str, &str, Bench); 27] = [
     ("mkcomposefs", "A dump of 64,246 entries into an image", mkcomposefs::bench),
     ("import", "An OCI layout of two gzip layers into a store; 3 GB of disk for each run", import::bench),
     ("storing", "An image's import and removal, in every form; 6 GB of disk for each run", storing::bench),
@@ -120,6 +121,9 @@ const BENCHES: [(&str, &str, Bench); 26] = [
     ("gvisor", "The same work in crun and in gVisor, by the root that it gets; needs runsc of the inputs", gvisor::bench),
     ("pagecache", "Memory for two images a minor version apart, in a virtual machine with the newest kernel",
      pagecache::bench),
+    ("machines",
+     "One image for eight virtual machines in QEMU without KVM: time, disk space, page cache; 7 GB of memory, half an hour",
+     machines::bench),
     ("walk", "`ls -lR`, cold and warm", walk::bench),
     ("metadata", "Names and inodes of two large trees in every form: sizes, listings, memory; 20 GB of disk, an hour",
      metadata::bench),

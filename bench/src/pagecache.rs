@@ -394,7 +394,7 @@ fn here(context: &Context<'_>, store: &Path) -> Result<u64> {
 }
 
 /// Bytes of the files that are in the page cache, from fincore(1).
-fn resident(files: &[PathBuf]) -> Result<u64> {
+pub(super) fn resident(files: &[PathBuf]) -> Result<u64> {
     let mut sum = 0;
     for files in files.chunks(1000) {
         let sizes = run!(need("fincore")?, "--noheadings --bytes --output RES {files...}")?;

@@ -117,12 +117,12 @@ impl Report {
         let chosen = most.map_or_else(|| "all".to_owned(), |it| format!("{it} of each kind"));
         rows.extend(self.rows.iter().map(|(verb, row)| (verb.clone(), (chosen.clone(), *row))));
         let mut text = format!(
-            "{head}{HEADING}\nCells: rounds: right / refused. *Calls* says how many of a verb's calls failed in turn, evenly chosen, for\n\
+            "{head}{HEADING}\nCells: rounds: right / refused. *Calls* says how many of a command's calls failed in turn, evenly chosen, for\n\
              each error and mode; `make check-all` takes all.\n\n"
         );
         let names = Kind::ALL.map(Kind::name).join(" | ");
         let line = "---|".repeat(Kind::ALL.len());
-        writeln!(text, "| verb | calls | {names} |\n|---|---|{line}")?;
+        writeln!(text, "| command | calls | {names} |\n|---|---|{line}")?;
         for (verb, (chosen, counts)) in &rows {
             let cells = counts.map(|it| it.text()).join(" | ");
             writeln!(text, "| {verb} | {chosen} | {cells} |")?;

@@ -47,6 +47,10 @@ pub(crate) struct Layout {
 
 pub(crate) const COMPOSEFS: [&str; 3] = ["mkcomposefs", "composefs-info", "composefs-dump"];
 
+/// The name by which containerd calls this program. It is only linked beside it: an administrator links it into
+/// containerd's directory, because containerd then refuses all images without a policy.
+const VERIFIER: &str = "quire-image-verifier";
+
 /// Programs that mount(8) calls.
 const HELPERS: [&str; 2] = ["mount.quire", "mount.composefs"];
 
@@ -86,7 +90,7 @@ pub(crate) fn lay(binary: &Path, runs: &Path, layout: &Layout) -> Result<PathBuf
     // The file of a running program cannot be written, but it can be replaced.
     remove(&bin.join("quire"))?;
     fs::copy(binary, bin.join("quire"))?;
-    for name in COMPOSEFS.iter().filter(|_| layout.composefs) {
+    for name in COMPOSEFS.iter().filter(|_| layout.composefs).chain([&VERIFIER]) {
         remove(&bin.join(name))?;
         symlink("quire", bin.join(name))?;
     }
@@ -205,8 +209,9 @@ mod tests {
             }
             assert!(!prefix.join("share/man/man1/mkcomposefs.1").exists(), "{name}");
             let binary = prefix.join("bin/quire").canonicalize().unwrap();
-            for helper in HELPERS.map(|it| top.join(helpers).join(it)) {
-                assert_eq!(helper.canonicalize().ok(), Some(binary.clone()), "{name}: {helper:?}");
+            let verifier = prefix.join("bin/quire-image-verifier");
+            for link in HELPERS.map(|it| top.join(helpers).join(it)).into_iter().chain([verifier]) {
+                assert_eq!(link.canonicalize().ok(), Some(binary.clone()), "{name}: {link:?}");
             }
             for (_, folder, file) in COMPLETIONS {
                 assert!(prefix.join("share").join(folder).join(file).exists(), "{name}: {file}");

@@ -4,7 +4,7 @@
 //! "Hash Tree" and "On-disk format", hash type 1; cryptsetup `lib/verity/verity.c`, `struct verity_sb`.
 
 use std::fmt;
-use std::io::{self, Write};
+use std::io;
 
 use sha2::{Digest as _, Sha256};
 
@@ -52,139 +52,187 @@ impl fmt::Debug for RootHash {
     }
 }
 
-/// Data without a hash tree.
+/// Data that has no hash tree, or another length than was stated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{bytes} bytes of data are not a positive number of blocks of 4096 bytes")]
-pub struct HashTreeError {
-    /// Length of the data.
-    pub bytes: u64,
+pub enum HashTreeError {
+    /// The data is empty, or ends within a block.
+    #[error("{bytes} bytes of data are not a positive number of blocks of 4096 bytes")]
+    Blocks {
+        /// Length of the data.
+        bytes: u64,
+    },
+    /// There is more or less data than was stated.
+    #[error("the data has {actual} bytes, not {stated}")]
+    Length {
+        /// Length that was stated before.
+        stated: u64,
+        /// Length of the data so far.
+        actual: u64,
+    },
 }
 
-/// Computes a hash tree while the data is written. It keeps 32 bytes per block of data, 8 MiB per GiB, because the
-/// tree begins with its highest level.
+/// Takes a part of a hash device: its offset, and its bytes, which are a whole block.
+pub type TreeSink<'a> = dyn FnMut(u64, &[u8]) -> io::Result<()> + 'a;
+
+/// Computes a hash tree while the data is written. It passes each block of the tree on when the block is complete, and
+/// keeps one block of each level, because the places of all blocks follow from the length of the data. Seven levels
+/// are enough for 2 EiB.
 pub struct HashTreeBuilder {
     /// SHA-256 of the salt, with which each hash begins.
     salted: Sha256,
     salt: [u8; SALT as usize],
     uuid: [u8; 16],
-    /// The beginning of a block.
+    /// Number of data blocks.
+    blocks: u64,
+    /// Number of data blocks that were hashed.
+    hashed: u64,
+    /// The beginning of a data block.
     block: Vec<u8>,
-    /// The digests of all complete blocks.
+    /// The levels from the lowest on, whose digests are those of the data blocks.
+    levels: Vec<Level>,
+    /// The digest of the highest level, or of the only data block.
+    root: Option<[u8; DIGEST]>,
+}
+
+/// A level of a hash tree.
+struct Level {
+    /// Offset of the next block in the hash device.
+    offset: u64,
+    /// The digests in the next block.
     digests: Vec<u8>,
 }
 
 impl HashTreeBuilder {
-    /// Begins a tree with this salt. The superblock contains the UUID, which has no effect on the root hash.
-    #[must_use]
-    pub fn new(salt: [u8; SALT as usize], uuid: [u8; 16]) -> Self {
+    /// Begins the tree of `bytes` bytes with this salt. The superblock contains the UUID, which has no effect on the
+    /// root hash.
+    ///
+    /// # Errors
+    /// [`HashTreeError::Blocks`].
+    pub fn new(
+        salt: [u8; SALT as usize],
+        uuid: [u8; 16],
+        bytes: u64,
+    ) -> Result<Self, HashTreeError> {
+        let block_size = u64::from(BLOCK);
+        if bytes == 0 || bytes % block_size != 0 {
+            return Err(HashTreeError::Blocks { bytes });
+        }
+        let blocks = bytes / block_size;
+        let mut counts = Vec::new();
+        let mut count = blocks;
+        while count > 1 {
+            count = count.div_ceil(block_size / DIGEST as u64);
+            counts.push(count);
+        }
+        // The highest level comes first, behind the superblock.
+        let mut offset = block_size;
+        let mut levels: Vec<_> = counts
+            .iter()
+            .rev()
+            .map(|count| {
+                let level = Level { offset, digests: Vec::with_capacity(BLOCK_SIZE) };
+                offset += count * block_size;
+                level
+            })
+            .collect();
+        levels.reverse();
         let mut salted = Sha256::new();
         salted.update(salt);
         let block = Vec::with_capacity(BLOCK_SIZE);
-        Self { salted, salt, uuid, block, digests: Vec::new() }
+        Ok(Self { salted, salt, uuid, blocks, hashed: 0, block, levels, root: None })
+    }
+
+    /// Returns the length of the hash device with the superblock and all levels, in bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        let mut count = self.blocks;
+        let mut size = u64::from(BLOCK);
+        while count > 1 {
+            count = count.div_ceil(u64::from(BLOCK) / DIGEST as u64);
+            size += count * u64::from(BLOCK);
+        }
+        size
     }
 
     /// Adds the next bytes of the data.
-    pub fn update(&mut self, mut bytes: &[u8]) {
+    ///
+    /// # Errors
+    /// Those of `sink`, or [`HashTreeError::Length`] for more data than was stated.
+    pub fn update(&mut self, mut bytes: &[u8], sink: &mut TreeSink<'_>) -> io::Result<()> {
         if !self.block.is_empty() {
             let count = bytes.len().min(BLOCK_SIZE - self.block.len());
             let (head, rest) = bytes.split_at(count);
             self.block.extend_from_slice(head);
             bytes = rest;
             if self.block.len() < BLOCK_SIZE {
-                return;
+                return Ok(());
             }
-            self.digests.extend_from_slice(&hash(&self.salted, &self.block, 0));
+            let digest = hash(&self.salted, &self.block);
             self.block.clear();
+            self.add_block(digest, sink)?;
         }
         let mut blocks = bytes.chunks_exact(BLOCK_SIZE);
         for block in &mut blocks {
-            self.digests.extend_from_slice(&hash(&self.salted, block, 0));
+            self.add_block(hash(&self.salted, block), sink)?;
         }
         self.block.extend_from_slice(blocks.remainder());
-    }
-
-    /// Completes the tree.
-    ///
-    /// # Errors
-    /// [`HashTreeError`] if the data is empty, or does not end with a whole block.
-    pub fn finish(self) -> Result<HashTree, HashTreeError> {
-        let Self { salted, salt, uuid, block, digests } = self;
-        let blocks = (digests.len() / DIGEST) as u64;
-        if blocks == 0 || !block.is_empty() {
-            return Err(HashTreeError { bytes: blocks * BLOCK_SIZE as u64 + block.len() as u64 });
-        }
-        let mut levels = Vec::new();
-        let mut level = digests;
-        while level.len() > DIGEST {
-            let above = level.chunks(BLOCK_SIZE).flat_map(|block| {
-                let padding = BLOCK_SIZE - block.len();
-                hash(&salted, block, padding)
-            });
-            let above = above.collect();
-            levels.push(std::mem::replace(&mut level, above));
-        }
-        let mut root = [0; DIGEST];
-        root.copy_from_slice(&level);
-        Ok(HashTree { root: RootHash(root), blocks, salt, uuid, levels })
-    }
-}
-
-impl fmt::Debug for HashTreeBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let blocks = self.digests.len() / DIGEST;
-        f.debug_struct("HashTreeBuilder").field("blocks", &blocks).finish_non_exhaustive()
-    }
-}
-
-/// Hashes a block whose last `padding` bytes are zeros.
-fn hash(salted: &Sha256, block: &[u8], padding: usize) -> [u8; DIGEST] {
-    const ZEROS: [u8; BLOCK_SIZE] = [0; BLOCK_SIZE];
-    let mut hasher = salted.clone();
-    hasher.update(block);
-    hasher.update(&ZEROS[..padding]);
-    hasher.finalize().into()
-}
-
-/// A hash tree with its superblock, as a hash device contains them.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HashTree {
-    root: RootHash,
-    /// Number of data blocks.
-    blocks: u64,
-    salt: [u8; SALT as usize],
-    uuid: [u8; 16],
-    /// The digests of each level without padding. The first level has those of the data blocks.
-    levels: Vec<Vec<u8>>,
-}
-
-impl HashTree {
-    /// Returns the root hash.
-    #[must_use]
-    pub const fn root(&self) -> RootHash {
-        self.root
-    }
-
-    /// Returns the length of what [`write`](Self::write) writes, in bytes: a multiple of [`BLOCK_SIZE`].
-    #[must_use]
-    pub fn size(&self) -> u64 {
-        let levels = self.levels.iter().map(|it| it.len().next_multiple_of(BLOCK_SIZE));
-        (BLOCK_SIZE + levels.sum::<usize>()) as u64
-    }
-
-    /// Writes the superblock in a block, and the levels, the highest first.
-    ///
-    /// # Errors
-    /// The error of `out`.
-    pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        let mut first = self.superblock().to_vec();
-        first.resize(BLOCK_SIZE, 0);
-        out.write_all(&first)?;
-        for level in self.levels.iter().rev() {
-            out.write_all(level)?;
-            let padding = level.len().next_multiple_of(BLOCK_SIZE) - level.len();
-            out.write_all(&vec![0; padding])?;
-        }
         Ok(())
+    }
+
+    /// Adds the digest of a data block.
+    fn add_block(&mut self, digest: [u8; DIGEST], sink: &mut TreeSink<'_>) -> io::Result<()> {
+        if self.hashed == self.blocks {
+            return Err(self.wrong_length(BLOCK_SIZE));
+        }
+        self.hashed += 1;
+        self.add(0, digest, sink)
+    }
+
+    /// Adds a digest to a level, and completes all blocks that are full then.
+    fn add(
+        &mut self,
+        level: usize,
+        mut digest: [u8; DIGEST],
+        sink: &mut TreeSink<'_>,
+    ) -> io::Result<()> {
+        for level in &mut self.levels[level..] {
+            level.digests.extend_from_slice(&digest);
+            if level.digests.len() < BLOCK_SIZE {
+                return Ok(());
+            }
+            digest = level.complete(&self.salted, sink)?;
+        }
+        self.root = Some(digest);
+        Ok(())
+    }
+
+    /// Completes the tree, with the superblock.
+    ///
+    /// # Errors
+    /// Those of `sink`, or [`HashTreeError::Length`] for less data than was stated.
+    pub fn finish(mut self, sink: &mut TreeSink<'_>) -> io::Result<RootHash> {
+        for at in 0..self.levels.len() {
+            if !self.levels[at].digests.is_empty() {
+                let digest = self.levels[at].complete(&self.salted, sink)?;
+                self.add(at + 1, digest, sink)?;
+            }
+        }
+        match self.root {
+            Some(root) if self.hashed == self.blocks && self.block.is_empty() => {
+                let mut first = self.superblock().to_vec();
+                first.resize(BLOCK_SIZE, 0);
+                sink(0, &first)?;
+                Ok(RootHash(root))
+            }
+            _ => Err(self.wrong_length(0)),
+        }
+    }
+
+    /// Returns the error for data of another length, with `more` bytes that were not counted yet.
+    fn wrong_length(&self, more: usize) -> io::Error {
+        let [stated, hashed] = [self.blocks, self.hashed].map(|it| it * u64::from(BLOCK));
+        let actual = hashed + (self.block.len() + more) as u64;
+        io::Error::other(HashTreeError::Length { stated, actual })
     }
 
     /// Section 4.7 of `docs/format/erofs-profile.md` has the fields.
@@ -204,6 +252,32 @@ impl HashTree {
         put(88, &self.salt);
         bytes
     }
+}
+
+impl Level {
+    /// Passes on the next block, with zeros at its end, and returns its digest.
+    fn complete(&mut self, salted: &Sha256, sink: &mut TreeSink<'_>) -> io::Result<[u8; DIGEST]> {
+        self.digests.resize(BLOCK_SIZE, 0);
+        sink(self.offset, &self.digests)?;
+        let digest = hash(salted, &self.digests);
+        self.offset += u64::from(BLOCK);
+        self.digests.clear();
+        Ok(digest)
+    }
+}
+
+impl fmt::Debug for HashTreeBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut builder = f.debug_struct("HashTreeBuilder");
+        builder.field("blocks", &self.blocks).field("hashed", &self.hashed).finish_non_exhaustive()
+    }
+}
+
+/// Hashes a block.
+fn hash(salted: &Sha256, block: &[u8]) -> [u8; DIGEST] {
+    let mut hasher = salted.clone();
+    hasher.update(block);
+    hasher.finalize().into()
 }
 
 #[cfg(test)]
@@ -266,55 +340,86 @@ mod tests {
         (0..251).cycle().take(length).collect()
     }
 
-    /// Builds the tree of a pattern, given in pieces.
-    fn build(length: usize, piece: usize) -> Result<HashTree, HashTreeError> {
-        let mut builder = HashTreeBuilder::new(salt(), [7; 16]);
-        pattern(length).chunks(piece).for_each(|piece| builder.update(piece));
-        builder.finish()
+    /// Builds the tree of a pattern, given in pieces, and returns its root hash and the hash device.
+    fn build(length: usize, piece: usize) -> (RootHash, Vec<u8>) {
+        let mut builder = HashTreeBuilder::new(salt(), [7; 16], length as u64).unwrap();
+        let mut device = vec![None; usize::try_from(builder.size()).unwrap() / BLOCK_SIZE];
+        let mut most = 0;
+        let mut sink = |offset: u64, block: &[u8]| {
+            let at = usize::try_from(offset).unwrap();
+            assert_eq!((at % BLOCK_SIZE, block.len()), (0, BLOCK_SIZE));
+            // Each block comes once.
+            assert_eq!(device[at / BLOCK_SIZE].replace(block.to_vec()), None);
+            Ok(())
+        };
+        for piece in pattern(length).chunks(piece) {
+            builder.update(piece, &mut sink).unwrap();
+            let kept: usize = builder.levels.iter().map(|it| it.digests.capacity()).sum();
+            most = most.max(kept + builder.block.capacity());
+        }
+        let root = builder.finish(&mut sink).unwrap();
+        // The memory does not depend on the length: a block of data, and one of each of three levels.
+        assert!(most <= 4 * BLOCK_SIZE, "{most}");
+        (root, device.into_iter().flat_map(Option::unwrap).collect())
     }
 
     #[test]
     fn trees_are_those_of_another_implementation() {
         for (blocks, root, size, digest) in TREES {
-            let tree = build(blocks * BLOCK_SIZE, 1 << 20).unwrap();
-            assert_eq!(tree.root().to_string(), root, "{blocks}");
-            let mut bytes = Vec::new();
-            tree.write(&mut bytes).unwrap();
-            let size = BLOCK_SIZE as u64 * (size + 1);
-            assert_eq!((tree.size(), bytes.len() as u64), (size, size), "{blocks}");
-            let found = crate::digest::Digest::sha256(&bytes[BLOCK_SIZE..]);
+            let (found, device) = build(blocks * BLOCK_SIZE, 1 << 20);
+            assert_eq!(found.to_string(), root, "{blocks}");
+            assert_eq!(device.len() as u64, BLOCK_SIZE as u64 * (size + 1), "{blocks}");
+            let found = crate::digest::Digest::sha256(&device[BLOCK_SIZE..]);
             assert_eq!(found.to_string(), format!("sha256:{digest}"), "{blocks}");
         }
     }
 
     #[test]
     fn pieces_do_not_matter() {
-        let whole = build(129 * BLOCK_SIZE, 129 * BLOCK_SIZE).unwrap();
+        let whole = build(129 * BLOCK_SIZE, 129 * BLOCK_SIZE);
         for piece in [1, 4095, 4096, 4097, 10_000] {
-            assert_eq!(build(129 * BLOCK_SIZE, piece).unwrap(), whole, "{piece}");
+            assert!(build(129 * BLOCK_SIZE, piece) == whole, "{piece}");
         }
     }
 
     #[test]
     fn only_whole_blocks_have_a_tree() {
         for bytes in [0, 1, 4095, 4097] {
-            let error = HashTreeError { bytes: bytes as u64 };
-            assert_eq!(build(bytes, 1000).unwrap_err(), error, "{bytes}");
+            let error = HashTreeBuilder::new(salt(), [7; 16], bytes).unwrap_err();
+            assert_eq!(error, HashTreeError::Blocks { bytes });
         }
+    }
+
+    #[test]
+    fn data_of_another_length_has_no_tree() {
+        let check = |stated: u64, actual: usize| {
+            let mut builder = HashTreeBuilder::new(salt(), [7; 16], stated).unwrap();
+            let mut sink = |_: u64, _: &[u8]| Ok(());
+            let written = builder.update(&pattern(actual), &mut sink);
+            let error = written.and_then(|()| builder.finish(&mut sink)).unwrap_err().to_string();
+            assert_eq!(error, format!("the data has {actual} bytes, not {stated}"));
+        };
+        check(4096, 0);
+        check(4096, 4095);
+        check(4096, 4097);
+        check(4096, 8192);
+        check(8192, 4096);
+        check(129 << 12, 128 << 12);
+        check(128 << 12, 129 << 12);
     }
 
     /// The fields at their offsets, as cryptsetup's struct has them.
     #[test]
     fn the_superblock_describes_the_tree() {
-        let superblock = build(129 * BLOCK_SIZE, 4096).unwrap().superblock();
+        let (_, device) = build(129 * BLOCK_SIZE, 4096);
         let mut expect = b"verity\0\0\x01\0\0\0\x01\0\0\0".to_vec();
         expect.extend([7; 16]);
         expect.extend(b"sha256");
         expect.resize(64, 0);
         expect.extend(b"\0\x10\0\0\0\x10\0\0\x81\0\0\0\0\0\0\0\x20\0\0\0\0\0\0\0");
         expect.extend(salt());
-        expect.resize(512, 0);
-        assert_eq!(superblock.as_slice(), expect);
+        expect.resize(BLOCK_SIZE, 0);
+        assert!(device[..BLOCK_SIZE] == expect);
     }
 
     #[test]

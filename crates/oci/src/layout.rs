@@ -115,6 +115,8 @@ pub struct LayoutImage {
     pub manifest: (Digest, Vec<u8>),
     /// The config's digest and bytes.
     pub config: (Digest, Vec<u8>),
+    /// Indexes that led to the manifest, byte for byte, without `index.json`.
+    pub indexes: Vec<Vec<u8>>,
     /// Parsed manifest.
     pub image: Manifest,
     /// Parsed config, with a diff id for each layer.
@@ -164,6 +166,12 @@ impl Layout {
         &self.index_bytes
     }
 
+    /// Returns the entries of `index.json`.
+    #[must_use]
+    pub fn entries(&self) -> &[Descriptor] {
+        &self.index.manifests
+    }
+
     /// Returns the path of a blob, whether or not it exists.
     #[must_use]
     pub fn blob_path(&self, digest: &Digest) -> PathBuf {
@@ -197,15 +205,18 @@ impl Layout {
         choice: &Choice,
         platform: &Platform,
     ) -> Result<LayoutImage, LayoutError> {
-        let entries = &self.index.manifests;
+        // Signatures are no images, but a caller who names their entry gets it.
+        let is_image = |it: &&Descriptor| !it.is_attached();
+        let entries: Vec<_> = self.index.manifests.iter().filter(is_image).collect();
+        let all = &self.index.manifests;
         let (candidates, name): (Vec<_>, _) = match choice {
-            Choice::Only => (entries.iter().collect(), None),
+            Choice::Only => (entries.clone(), None),
             Choice::Named(name) => {
-                let named = entries.iter().filter(|entry| entry.is_named(name));
+                let named = all.iter().filter(|entry| entry.is_named(name));
                 (named.collect(), Some(name.clone()))
             }
             Choice::Digest(digest) => {
-                let same = entries.iter().filter(|entry| entry.digest == *digest);
+                let same = all.iter().filter(|entry| entry.digest == *digest);
                 (same.collect(), Some(digest.to_string()))
             }
         };
@@ -246,12 +257,16 @@ impl Layout {
         platform: &Platform,
         name: Option<String>,
     ) -> Result<LayoutImage, LayoutError> {
+        let mut indexes = Vec::new();
         for _ in 0..=DEPTH_MAX {
             let path = self.blob_path(&at.digest);
             let bytes = self.checked(&at, "manifest", MANIFEST_MAX)?;
             let wrong = |source| LayoutError::Manifest { path: path.clone(), source };
             match Document::parse(&bytes).map_err(wrong)? {
-                Document::Index(index) => at = index.choose(platform).map_err(wrong)?.clone(),
+                Document::Index(index) => {
+                    at = index.choose(platform).map_err(wrong)?.clone();
+                    indexes.push(bytes);
+                }
                 Document::Image(image) => {
                     let config = self.checked(&image.config, "config", CONFIG_MAX)?;
                     let config_path = self.blob_path(&image.config.digest);
@@ -264,6 +279,7 @@ impl Layout {
                     return Ok(LayoutImage {
                         manifest: (at.digest, bytes),
                         config: (image.config.digest, config),
+                        indexes,
                         image,
                         settings,
                         name,
@@ -272,6 +288,22 @@ impl Layout {
             }
         }
         Err(LayoutError::Depth(self.directory.clone()))
+    }
+
+    /// Reads the manifest or index of an entry, and verifies its size and digest.
+    ///
+    /// # Errors
+    /// [`LayoutError`] if it is missing, damaged or too long.
+    pub fn document(&self, entry: &Descriptor) -> Result<Vec<u8>, LayoutError> {
+        self.checked(entry, "manifest", MANIFEST_MAX)
+    }
+
+    /// Reads a blob of at most `max` bytes. The caller must verify its digest.
+    ///
+    /// # Errors
+    /// [`LayoutError`] if it is missing or longer.
+    pub fn small_blob(&self, digest: &Digest, max: u64) -> Result<Vec<u8>, LayoutError> {
+        read(&self.blob_path(digest), "blob", max)
     }
 
     /// Reads a small blob, and verifies its size and digest.

@@ -30,6 +30,17 @@ pub const LAYERS_MAX: usize = 512;
 /// Maximum number of entries in an index.
 pub const MANIFESTS_MAX: usize = 4096;
 
+/// Annotation of a layout's entry that states what the entry is. Source: cosign, `pkg/oci/layout/index.go`.
+pub const KIND: &str = "kind";
+/// The kind of an image with signatures; `imageIndex` is that of an index.
+pub const KIND_IMAGE: &str = "dev.cosignproject.cosign/image";
+/// The kind of the signatures of a manifest or index.
+pub const KIND_SIGNATURES: &str = "dev.cosignproject.cosign/sigs";
+/// The kind of the signatures of an image id, which only Quire reads.
+pub const KIND_IMAGE_SIGNATURES: &str = "quire/image-signatures";
+/// The beginnings of the kinds of what belongs to an image.
+const ATTACHED: [&str; 2] = ["dev.cosignproject.cosign/", "quire/"];
+
 /// The annotation that names a manifest within a layout. Source: OCI image-spec, `annotations.md`.
 pub const REF_NAME: &str = "org.opencontainers.image.ref.name";
 /// The annotation that containerd adds with the full name, because its ref name is only the tag.
@@ -164,6 +175,23 @@ impl Descriptor {
 
     fn name_at(&self, key: &str) -> Option<&str> {
         self.annotations.get(key).map(String::as_str)
+    }
+
+    /// Whether the content belongs to an image, such as its signatures, so that it is no image itself. Layouts list
+    /// both.
+    #[must_use]
+    pub fn is_attached(&self) -> bool {
+        if let Some(kind) = self.name_at(KIND) {
+            return ATTACHED.iter().any(|it| kind.starts_with(it)) && !kind.starts_with(KIND_IMAGE);
+        }
+        let ends = [".sig", ".att", ".sbom"];
+        let Some(stem) =
+            self.name().and_then(|name| ends.iter().find_map(|it| name.strip_suffix(it)))
+        else {
+            return false;
+        };
+        let digest = stem.strip_prefix("sha256-").or_else(|| stem.strip_prefix("quire-"));
+        digest.is_some_and(|it| it.len() >= 64 && it.bytes().all(|byte| byte.is_ascii_hexdigit()))
     }
 
     /// Whether registries and archives may lack the layer. Source: OCI image-spec 1.1, `layer.md`, "Non-Distributable

@@ -20,7 +20,7 @@ mod rounds;
 pub mod trees;
 
 pub use self::chain::chain;
-pub use self::crane::crane;
+pub use self::crane::{crane, ukify};
 pub use self::programs::{
     built, command, find_program, not_made, package, program, programs, script, skipped,
 };

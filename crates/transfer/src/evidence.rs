@@ -54,13 +54,15 @@ pub fn read_evidence(
 }
 
 /// Adds evidence to earlier evidence in the store, so that signatures from one registry are kept if another registry
-/// has none. The manifest or image must be in the store with a name, or pinned.
+/// has none. The manifest or image must be in the store with a name, or pinned. Of several processes that add
+/// evidence at the same time, each waits for the others, so that none is lost.
 pub fn keep(
     evidence: &Evidence,
     store: &Store,
     item: impl Into<SignedItem>,
 ) -> Result<(), EvidenceError> {
     let item = item.into();
+    let _alone = store.downloads.lock_signatures()?;
     let before = match read_evidence(store, item) {
         Err(EvidenceError::Damaged { source, .. }) => {
             tracing::warn!(%item, error = %source, "replacing damaged signatures");
@@ -101,7 +103,9 @@ pub fn check_use(
         };
         let mut local = None;
         if source == ImageOrigin::Local {
-            evidence.signatures.extend(read_evidence(store, &found.image)?.signatures);
+            let of_image = read_evidence(store, &found.image)?;
+            evidence.own.extend(of_image.own);
+            evidence.signatures.extend(of_image.signatures);
             local = Some(LocalUse { image: found.image, uses_manifest: found.manifest.is_some() });
         }
         let subject = Subject { name: name.clone(), source, manifest, local };
@@ -156,4 +160,43 @@ fn sources(
         sources.push((ImageOrigin::Unknown, found.manifest));
     }
     Ok(sources)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use store::{OpenOptions, Who};
+
+    use super::*;
+
+    #[test]
+    fn evidence_that_is_added_at_the_same_time_is_all_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let open =
+            || Store::open(folder.path(), Who::this_process(), OpenOptions::create()).unwrap();
+        open();
+        let name = |number: usize| Repository::from_name(&format!("ghcr.io/a{number}")).unwrap();
+        for turn in 0..5 {
+            let manifest = Digest::sha256(&[turn]);
+            let start = Barrier::new(8);
+            std::thread::scope(|scope| {
+                for number in 0..8 {
+                    let (start, manifest) = (&start, &manifest);
+                    scope.spawn(move || {
+                        // As separate processes, each has a store of its own.
+                        let store = open();
+                        let evidence =
+                            Evidence { origins: vec![name(number)], ..Evidence::default() };
+                        start.wait();
+                        keep(&evidence, &store, manifest).unwrap();
+                    });
+                }
+            });
+            let kept = read_evidence(&open(), &manifest).unwrap().origins;
+            for number in 0..8 {
+                assert!(kept.contains(&name(number)), "{number}: {kept:?}");
+            }
+        }
+    }
 }

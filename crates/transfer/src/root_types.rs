@@ -8,16 +8,8 @@ pub(crate) struct RootTypes {
     pub(crate) architecture: &'static str,
     pub(crate) root: u128,
     /// The hash tree of dm-verity.
-    #[cfg_attr(
-        not(feature = "disk"),
-        expect(dead_code, reason = "only disks are written with it")
-    )]
     pub(crate) verity: u128,
     /// The signature of the tree's root hash.
-    #[cfg_attr(
-        not(feature = "disk"),
-        expect(dead_code, reason = "only disks are written with it")
-    )]
     pub(crate) signature: u128,
 }
 
@@ -111,6 +103,9 @@ pub(crate) const ROOT_TYPES: [RootTypes; 13] = [
 pub(crate) fn root_types(architecture: &str) -> Option<&'static RootTypes> {
     ROOT_TYPES.iter().find(|it| it.architecture == architecture)
 }
+
+/// Type of an EFI system partition. Source: UEFI 2.10, 5.3.3 "GPT Partition Entry Array".
+pub(crate) const ESP: u128 = 0xc12a7328_f81f_11d2_ba4b_00a0c93ec93b;
 
 /// Returns a type as a partition table contains it. Source: UEFI 2.10, appendix A: the first three of a GUID's five
 /// parts are little-endian.

@@ -25,9 +25,9 @@ pub enum SignError {
     Evidence(#[from] EvidenceError),
 }
 
-/// Signs a manifest or an image of the store, and stores the signature as a pull stores those of a registry. If it has
-/// a signature by this key that states the same, no other is made. `reference` names the repository that the signature
-/// states; it may be empty.
+/// Signs a manifest or an image of the store, and stores the signature beside those of registries, which never replace
+/// it. If it has a signature by this key that states the same, no other is made. `reference` names the repository that
+/// the signature states; it may be empty.
 pub fn sign(
     store: &Store,
     item: &SignedItem,
@@ -44,13 +44,16 @@ pub fn sign(
             && it.payload() == item.payload(reference)
             && it.is_by(key.public())
     };
-    if let Some(signature) = stored.signatures.into_iter().find(is_same) {
-        return Ok(Signed { signature, is_old: true });
-    }
-    let signature = key
-        .sign(item, reference)
-        .map_err(|source| SignError::Key { item: Box::new(*item), source })?;
-    let evidence = Evidence { signatures: vec![signature.clone()], ..Evidence::default() };
+    let old = stored.all_signatures().find(|it| is_same(it)).cloned();
+    let is_old = old.is_some();
+    let signature = match old {
+        Some(signature) => signature,
+        None => key
+            .sign(item, reference)
+            .map_err(|source| SignError::Key { item: Box::new(*item), source })?,
+    };
+    // An old signature may have come from a registry, and then others could replace it.
+    let evidence = Evidence { own: vec![signature.clone()], ..Evidence::default() };
     keep(&evidence, store, *item)?;
-    Ok(Signed { signature, is_old: false })
+    Ok(Signed { signature, is_old })
 }

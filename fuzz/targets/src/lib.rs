@@ -73,12 +73,13 @@ pub fn signing(bytes: &[u8]) {
         drop(file.unlock(&Passphrase::new(Vec::new())));
     }
     let Ok(evidence) = Evidence::decode(bytes) else { return };
-    for signature in &evidence.signatures {
+    for signature in evidence.all_signatures() {
         signature.claim().expect("only signatures with a claim are kept");
     }
     // Names of registries may lose a default port at the first time.
     let again = Evidence::decode(&evidence.encode()).expect("evidence of ours is good");
-    assert!(again.signatures == evidence.signatures && again.indexes == evidence.indexes);
+    assert!(again.all_signatures().eq(evidence.all_signatures()));
+    assert!(again.own == evidence.own && again.indexes == evidence.indexes);
 }
 
 /// Processes a sequence of kernel requests for a served image: each gets a response that is at most as long as

@@ -62,6 +62,8 @@ enum Input {
     SidRust,
     /// QEMU of Debian sid, which runs programs for aarch64: for the same
     QemuUser,
+    /// systemd's `ukify` of Debian sid, for tests of bootable disks: needs python3-pefile
+    Ukify,
     /// A Debian root for arm64, and its programs for tests in a virtual machine
     Arm64Root,
     /// `crane`, for tests of eStargz layers: needs Go
@@ -110,6 +112,7 @@ pub fn run(args: &Args) -> Result<()> {
         Input::DebianSmall,
         Input::Sid,
         Input::SidBooted,
+        Input::Ukify,
         Input::Crane,
         Input::Makers,
         Input::Runsc,
@@ -217,6 +220,7 @@ fn make(cache: &Cache, input: Input, refresh: bool) -> Result<Vec<String>> {
         Input::SidRust => sid::make_rust(cache, refresh)?,
         Input::Arm64Root => arm64_root(cache, refresh)?,
         Input::QemuUser => sid::emulator(cache, refresh)?,
+        Input::Ukify => sid::ukify(cache, refresh)?,
     };
     Ok(vec![path.display().to_string()])
 }

@@ -141,19 +141,34 @@ rm -r "$1"/var/lib/apt/lists/*
 
 /// Returns QEMU's program that runs programs for aarch64. It is static, so it needs no root.
 pub fn emulator(cache: &Cache, refresh: bool) -> Result<PathBuf> {
-    const PROGRAM: &str = "usr/bin/qemu-aarch64";
-    let dir = cache.entry("sid-qemu-user", refresh, |draft| {
+    // The package has programs for all machines, which are large.
+    program_of(cache, "sid-qemu-user", "qemu-user", "usr/bin/qemu-aarch64", refresh)
+}
+
+/// Returns systemd's `ukify`, which Debian 12 lacks. It is a script, so it needs no root.
+pub fn ukify(cache: &Cache, refresh: bool) -> Result<PathBuf> {
+    program_of(cache, "ukify", "systemd-ukify", "usr/bin/ukify", refresh)
+}
+
+/// Returns a program of a package of sid, which is alone in the cache's entry.
+fn program_of(
+    cache: &Cache,
+    entry: &str,
+    package: &str,
+    program: &str,
+    refresh: bool,
+) -> Result<PathBuf> {
+    let dir = cache.entry(entry, refresh, |draft| {
         let work = tempfile::tempdir_in(cache.dir())?;
         let apt = apt::Apt::open(work, &["sid"], rootfs::ARCHITECTURE)?;
         let unpacked = apt.dir().join("unpacked");
-        apt.unpack(&["qemu-user"], &unpacked)?;
-        // The package has programs for all machines, which are large.
-        let place = draft.join(PROGRAM);
+        apt.unpack(&[package], &unpacked)?;
+        let place = draft.join(program);
         fs::create_dir_all(place.with_file_name(""))?;
-        fs::copy(unpacked.join(PROGRAM), place)?;
+        fs::copy(unpacked.join(program), place)?;
         Ok(())
     })?;
-    Ok(dir.join(PROGRAM))
+    Ok(dir.join(program))
 }
 
 fn words(root: &Path, tool: &str) -> Result<Vec<PathBuf>> {

@@ -106,49 +106,100 @@ pub(crate) fn run(
     plan: &[Step],
     each: impl FnMut(&Step, Outcome),
 ) -> Result<()> {
-    let (mut qemu, mut report) = start(machine, plan, each)?;
-    report.until("DONE", GRACE, "at the end")?;
-    let deadline = Instant::now() + GRACE;
-    while qemu.0.try_wait()?.is_none() {
-        if Instant::now() > deadline {
-            bail!(Failed(format!("the guest does not power off\n{}", tail(&machine.console))));
-        }
-        thread::sleep(Duration::from_millis(50));
-    }
-    Ok(())
+    let mut guest = start(machine)?;
+    guest.steps(plan, each)?;
+    guest.end()
 }
 
-/// Boots the machine, and reads the results of these steps.
-fn start<'a>(
-    machine: &'a Machine<'_>,
-    plan: &[Step],
-    mut each: impl FnMut(&Step, Outcome),
-) -> Result<(Guard, Report<'a>)> {
+/// A guest, which is killed on drop.
+#[derive(Debug)]
+pub struct Guest {
+    qemu: Guard,
+    report: Report,
+}
+
+/// A file that QEMU has opened.
+#[derive(Debug)]
+pub(super) struct QemuFile {
+    pub(super) path: PathBuf,
+    pub(super) is_writable: bool,
+}
+
+impl Guest {
+    /// Whether QEMU still runs.
+    pub fn is_alive(&mut self) -> Result<bool> {
+        Ok(self.qemu.0.try_wait()?.is_none())
+    }
+
+    /// Returns the files that QEMU has opened.
+    pub(super) fn files(&self) -> Result<Vec<QemuFile>> {
+        let process = PathBuf::from(format!("/proc/{}", self.qemu.0.id()));
+        let mut files = Vec::new();
+        for entry in fs::read_dir(process.join("fd"))? {
+            let entry = entry?;
+            let Ok(path) = fs::read_link(entry.path()) else { continue };
+            let about = fs::read_to_string(process.join("fdinfo").join(entry.file_name()))?;
+            let flags = about.lines().find_map(|it| it.strip_prefix("flags:"));
+            let flags = flags.and_then(|it| u32::from_str_radix(it.trim(), 8).ok());
+            let flags = flags.context("a descriptor of QEMU has no flags")?;
+            // O_RDONLY is 0, and O_PATH opens no file.
+            files.push(QemuFile { path, is_writable: flags & 3 != 0 });
+        }
+        Ok(files)
+    }
+
+    /// Calls `each` with the results of the next steps of the plan.
+    pub(super) fn steps(
+        &mut self,
+        steps: &[Step],
+        mut each: impl FnMut(&Step, Outcome),
+    ) -> Result<()> {
+        for step in steps {
+            let start = Instant::now();
+            let what = format!("in {}", step.name);
+            self.report.until(&format!("BEGIN {}", step.name), GRACE, &what)?;
+            let (output, end) =
+                self.report.until(&format!("END {}", step.name), step.limit + GRACE, &what)?;
+            let code = end.split(' ').next().and_then(|it| it.parse().ok());
+            let code =
+                code.with_context(|| format!("{} ended in an unknown way: {end:?}", step.name))?;
+            each(step, Outcome { code, output, took: start.elapsed() });
+        }
+        Ok(())
+    }
+
+    /// Waits until the guest has powered off, after the last step.
+    pub(super) fn end(mut self) -> Result<()> {
+        self.report.until("DONE", GRACE, "at the end")?;
+        let deadline = Instant::now() + GRACE;
+        while self.is_alive()? {
+            if Instant::now() > deadline {
+                let console = tail(&self.report.console);
+                bail!(Failed(format!("the guest does not power off\n{console}")));
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+}
+
+/// Boots the machine.
+pub(super) fn start(machine: &Machine<'_>) -> Result<Guest> {
     let start = Instant::now();
     let mut qemu = Guard(qemu(machine)?.spawn().context("cannot start QEMU")?);
     let lines = lines(&mut qemu.0);
-    let mut report = Report { lines, console: &machine.console };
+    let mut report = Report { lines, console: machine.console.clone() };
     let booted = report.until("BOOTED", BOOT, "booting")?.1;
     println!(
         "   booted Linux {} in {:.1} s",
         booted.split(' ').next().unwrap_or_default(),
         start.elapsed().as_secs_f64()
     );
-    for step in plan {
-        let start = Instant::now();
-        let what = format!("in {}", step.name);
-        report.until(&format!("BEGIN {}", step.name), GRACE, &what)?;
-        let (output, end) =
-            report.until(&format!("END {}", step.name), step.limit + GRACE, &what)?;
-        let code = end.split(' ').next().and_then(|it| it.parse().ok());
-        let code =
-            code.with_context(|| format!("{} ended in an unknown way: {end:?}", step.name))?;
-        each(step, Outcome { code, output, took: start.elapsed() });
-    }
-    Ok((qemu, report))
+    Ok(Guest { qemu, report })
 }
 
 /// Kills QEMU on drop.
+#[derive(Debug)]
 struct Guard(Child);
 
 impl Drop for Guard {
@@ -183,13 +234,13 @@ fn qemu(machine: &Machine<'_>) -> Result<Command> {
         command.args(["-device", "vhost-user-fs-pci,chardev=share,tag=quire"]);
     }
     for disk in machine.disks {
-        let disk = format!("file={},if=virtio,format=raw,cache=unsafe", disk.display());
+        let disk = format!("file={},if=virtio,format=raw,cache=unsafe", value(disk));
         command.args(["-drive", &disk]);
     }
     command.args(machine.arguments);
     if let Some(file) = machine.persistent {
         let bytes = fs::metadata(file)?.len();
-        let file = file.display();
+        let file = value(file);
         let memory = format!(
             "memory-backend-file,id=persistent,mem-path={file},size={bytes},share=on,readonly=on"
         );
@@ -199,6 +250,11 @@ fn qemu(machine: &Machine<'_>) -> Result<Command> {
     command.args(["-chardev", "stdio,id=report,signal=off"]).args(architecture.second_port());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
     Ok(command)
+}
+
+/// Returns a path as a value of an option of QEMU, which takes two commas for one that does not end the value.
+fn value(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
 }
 
 fn lines(qemu: &mut Child) -> Receiver<String> {
@@ -215,12 +271,13 @@ fn lines(qemu: &mut Child) -> Receiver<String> {
     receiver
 }
 
-struct Report<'a> {
+#[derive(Debug)]
+struct Report {
     lines: Receiver<String>,
-    console: &'a Path,
+    console: PathBuf,
 }
 
-impl Report<'_> {
+impl Report {
     /// Reads up to a line with this prefix. Returns the output before the line, and the rest of the line.
     fn until(&mut self, begin: &str, limit: Duration, what: &str) -> Result<(Vec<String>, String)> {
         let deadline = Instant::now() + limit;
@@ -240,7 +297,7 @@ impl Report<'_> {
                 Err(RecvTimeoutError::Disconnected) => "went down",
             };
             let last = output[output.len().saturating_sub(LAST_LINES)..].join("\n");
-            let console = tail(self.console);
+            let console = tail(&self.console);
             bail!(Failed(format!("the guest {why} {what}\n{last}\n-- its console:\n{console}")));
         }
     }
@@ -265,7 +322,7 @@ mod tests {
         for line in ["noise", "|END a 0", "|", "END a 1 7.5"] {
             sender.send(line.to_owned()).unwrap();
         }
-        let mut report = Report { lines, console: Path::new("/nowhere") };
+        let mut report = Report { lines, console: PathBuf::from("/nowhere") };
         let (output, rest) = report.until("END a", GRACE, "in a").unwrap();
         assert_eq!((output, rest), (vec!["END a 0".to_owned(), String::new()], "1 7.5".to_owned()));
         let error = report.until("DONE", Duration::from_millis(1), "at the end").unwrap_err();

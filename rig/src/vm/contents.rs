@@ -25,17 +25,17 @@ mount -t overlay -o lowerdir=/lower,upperdir=/upper/files,workdir=/upper/work ov
 mount --move /lower /root/vm/image
 ";
 
+/// Compares names, kinds, owners and times in the current directory with the expected ones, and prints only
+/// differences.
+pub(super) const NAMES: &str = "find . -type d -printf 'd %m %U %G %T@ %p\\n' \
+     -o -type f -printf 'f %n %s %m %U %G %T@ %p\\n' -o -type l -printf 'l %n %m %U %G %T@ %p -> %l\\n' \
+     -o -printf '%y %n %m %U %G %T@ %p\\n' | LC_ALL=C sort | diff /vm/files -";
+
 /// Steps by name, with a limit in seconds and a command that uses programs of the image. They print only differences
 /// from the expected result.
 const STEPS: [(&str, u64, &str); 2] = [
-    (
-        "names-kinds-owners-times",
-        300,
-        "cd image && find . -type d -printf 'd %m %U %G %T@ %p\\n' -o -type f -printf 'f %n %s %m %U %G %T@ %p\\n' \
-         -o -type l -printf 'l %n %m %U %G %T@ %p -> %l\\n' -o -printf '%y %n %m %U %G %T@ %p\\n' \
-         | LC_ALL=C sort | diff /vm/files -",
-    ),
-    ("digests", 600, "cd image && sha256sum --check --strict --quiet /vm/digests"),
+    ("names-kinds-owners-times", 300, NAMES),
+    ("digests", 600, "sha256sum --check --strict --quiet /vm/digests"),
 ];
 
 /// The expected contents of a layout's image.
@@ -79,11 +79,13 @@ pub(super) fn steps(test: &str, mounted: &str) -> (Vec<Step>, String) {
         ". /etc/os-release && test \"$ID\" = debian && grep -q '{mounted}' /proc/mounts && \
          touch /new && test ! -e image/new && ! touch image/new 2>/dev/null"
     );
-    let first = ("is-the-root", 60, &*first);
-    let steps = [first].into_iter().chain(STEPS).map(|(name, seconds, command)| Step {
+    let first = ("is-the-root", 60, first);
+    let others =
+        STEPS.map(|(name, seconds, command)| (name, seconds, format!("cd image && {command}")));
+    let steps = [first].into_iter().chain(others).map(|(name, seconds, command)| Step {
         name: format!("{test}/{name}"),
         limit: Duration::from_secs(seconds),
-        command: command.to_owned(),
+        command,
         harness: false,
     });
     let steps: Vec<_> = steps.collect();

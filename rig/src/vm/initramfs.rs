@@ -98,6 +98,16 @@ fn modules(kernel: &Kernel, others: &[&str]) -> Result<Vec<String>> {
         .with_context(|| format!("Linux {}", kernel.release))
 }
 
+/// Whether a kernel has a module, or has it built in.
+pub(super) fn has_module(kernel: &Kernel, name: &str) -> Result<bool> {
+    let lists = ["modules.dep", "modules.builtin"].map(|it| kernel.modules().join(it));
+    let has = |list: &Path| -> Result<bool> {
+        let text = fs::read_to_string(list)?;
+        Ok(text.lines().filter_map(|it| it.split(':').next()).any(|it| module_name(it) == name))
+    };
+    Ok(has(&lists[0])? || has(&lists[1])?)
+}
+
 fn order(dependencies: &str, builtin: &str, wanted: &[&str]) -> Result<Vec<String>> {
     let lines = dependencies.lines().filter_map(|line| line.split_once(':'));
     let needs: BTreeMap<_, _> =

@@ -5,6 +5,7 @@ mod arm64;
 mod boot;
 mod contents;
 mod disk;
+mod fleet;
 mod initramfs;
 mod kernels;
 mod machine;
@@ -25,9 +26,11 @@ use anyhow::{Context as _, Result, bail};
 use self::architecture::Architecture;
 pub use self::arm64::test as test_arm64;
 use self::boot::Machine;
-pub use self::boot::{Outcome, Step};
+pub use self::boot::{Guest, Outcome, Step};
+pub use self::fleet::{Access, Fleet, GuestRead};
 use self::kernels::Kernel;
 use self::plan::{Run, TESTS, Test};
+pub use self::virtiofs::Server;
 use crate::cache::{Cache, remove};
 use crate::process::{need, repository, target_dir};
 use crate::summary::Summary;
@@ -91,19 +94,21 @@ pub fn run(args: &Args) -> Result<()> {
     let version = kernel.version().context("the kernel's release has no version")?;
     // The other tests only call Quire.
     let built = if runs.is_empty() { root::build_programs()? } else { root::build()? };
+    let all = images.len() + usize::from(!runs.is_empty());
+    let mut results = ImageResults::default();
     let mut say = |step: &Step, outcome: Outcome| tally.add(step, &outcome, version, args.verbose);
     for ImageTest { name, test, .. } in images {
-        match test(&cache, &kernel, &mut say) {
-            // The image cannot be made on this machine, but the other tests need none.
-            Err(error) if error.is::<Skipped>() && !runs.is_empty() => {
-                println!("SKIPPED: {name}: {}", error.to_string().trim_start_matches("SKIPPED: "));
-            }
-            other => other?,
-        }
+        results.add(name, test(&cache, &kernel, &mut say));
     }
+    let ImageResults { skipped, failed } = results;
+    if !skipped.is_empty() && skipped.len() == all {
+        bail!(Skipped(skipped.join("; ")));
+    }
+    skipped.iter().for_each(|it| println!("SKIPPED: {it}"));
     if !runs.is_empty() {
         boot_and_test(&cache, &kernel, &runs, &built, args.filter.as_deref(), &mut say)?;
     }
+    tally.failed.extend(failed);
     tally.close(&kernel, start.elapsed())
 }
 
@@ -167,6 +172,27 @@ const IMAGE_TESTS: [ImageTest; 6] = [
     ImageTest { name: virtiofs::NAME, about: virtiofs::ABOUT, short: true, test: virtiofs::test },
     ImageTest { name: systemd::NAME, about: systemd::ABOUT, short: false, test: systemd::test },
 ];
+
+/// Reasons why image tests did not pass, each with the test's name. None of them ends the others.
+#[derive(Debug, Default)]
+struct ImageResults {
+    /// Tests that this machine or kernel cannot run.
+    skipped: Vec<String>,
+    failed: Vec<String>,
+}
+
+impl ImageResults {
+    fn add(&mut self, name: &str, result: Result<()>) {
+        let Err(error) = result else { return };
+        match error.downcast_ref::<Skipped>() {
+            Some(Skipped(reason)) => self.skipped.push(format!("{name}: {reason}")),
+            None => {
+                println!("   {name}: FAILED: {error:#}");
+                self.failed.push(format!("{name}: {error:#}"));
+            }
+        }
+    }
+}
 
 /// The runs of the selected tests, each with the test's name.
 #[derive(Default)]
@@ -422,5 +448,21 @@ impl Tally {
                 bail!(Failed(format!("some tests failed; the kernel's messages are in {consoles}")))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_that_cannot_run_is_no_failure() {
+        let mut results = ImageResults::default();
+        results.add("a", Ok(()));
+        results.add("b", Err(Skipped("mounts need root".to_owned()).into()));
+        results.add("c", Err(Failed("the guest went down".to_owned()).into()));
+        results.add("d", Err(anyhow::anyhow!("no space").context("cannot write")));
+        assert_eq!(results.skipped, ["b: mounts need root"]);
+        assert_eq!(results.failed, ["c: the guest went down", "d: cannot write: no space"]);
     }
 }

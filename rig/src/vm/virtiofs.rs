@@ -39,7 +39,8 @@ const PLACES: [&str; 2] = ["/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd"];
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A server, which is killed on drop together with its mount.
-struct Server(Child);
+#[derive(Debug)]
+pub struct Server(Child);
 
 impl Drop for Server {
     fn drop(&mut self) {
@@ -56,6 +57,25 @@ impl Server {
         command.args(["--pdeathsig", "KILL", "unshare", "--mount", "--propagation", "private"]);
         command.args(["sh", "-euc", SERVE, "sh"]).arg(quire).arg(store).arg("a").arg(point);
         command.arg(program).arg(socket);
+        Self::listen(command, socket)
+    }
+
+    /// Returns an error if the program is not installed.
+    pub fn check() -> Result<()> {
+        program().map(drop)
+    }
+
+    /// Serves a directory to one guest, at a new socket.
+    pub fn share(directory: &Path, socket: &Path) -> Result<Self> {
+        let mut command = Command::new(need("setpriv")?);
+        command.args(["--pdeathsig", "KILL"]).arg(program()?);
+        command.arg(format!("--socket-path={}", socket.display()));
+        command.arg("-o").arg(format!("source={}", directory.display()));
+        command.args(["-o", "cache=always", "-o", "xattr"]);
+        Self::listen(command, socket)
+    }
+
+    fn listen(mut command: Command, socket: &Path) -> Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut server = Self(command.spawn().context("cannot start virtiofsd")?);
         let since = Instant::now();

@@ -154,6 +154,7 @@ mod tests {
         has("quire-1-x86_64-linux/LICENSE-MIT\n");
         has("quire-1-x86_64-linux/THIRD-PARTY-NOTICES.txt\n");
         has("sbin/mount.quire -> ../bin/quire\n");
+        has("bin/quire-image-verifier -> quire\n");
     }
 
     /// Programs that Quire calls are named with the command that installs them.

@@ -231,15 +231,21 @@ impl Context {
         })
     }
 
-    pub(crate) fn open(&self, options: OpenOptions) -> anyhow::Result<Store> {
-        let sealing = self.sealing.or(options.sealing);
-        let directory = self.store_directory()?;
-        let is_new = options.create != Create::Never && !directory.join("meta").exists();
+    /// Returns these options, with the algorithm of `--object-hash` for a store that is made.
+    pub(crate) fn with_hash(&self, options: OpenOptions) -> OpenOptions {
         let create = match (options.create, self.object_hash) {
             (Create::IfAbsent(_), Some(algorithm)) => Create::IfAbsent(algorithm),
             (create, _) => create,
         };
-        let store = Store::open(&directory, self.who, OpenOptions { create, sealing, ..options })?;
+        OpenOptions { create, ..options }
+    }
+
+    pub(crate) fn open(&self, options: OpenOptions) -> anyhow::Result<Store> {
+        let sealing = self.sealing.or(options.sealing);
+        let directory = self.store_directory()?;
+        let is_new = options.create != Create::Never && !directory.join("meta").exists();
+        let options = OpenOptions { sealing, ..self.with_hash(options) };
+        let store = Store::open(&directory, self.who, options)?;
         // Commands that make no store work with any, also if the environment has a wish for new ones.
         let may_make = options.create != Create::Never;
         if let Some(asked) = self.object_hash.filter(|it| may_make && *it != store.algorithm()) {

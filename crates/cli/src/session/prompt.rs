@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context as _, bail};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+use zeroize::Zeroizing;
 
 /// Maximum length of a line that a terminal accepts, in bytes. Source: Linux, `N_TTY_BUF_SIZE`.
 const LINE_MAX: usize = 4096;
@@ -49,11 +50,16 @@ impl Terminal {
     #[cfg(feature = "registry")]
     pub(crate) fn ask(&self, question: &str, cancel: &AtomicBool) -> anyhow::Result<String> {
         self.write(question)?;
-        self.line(cancel)
+        let line = self.line(cancel)?;
+        String::from_utf8(line.to_vec()).ok().context("the input is not UTF-8")
     }
 
-    /// Asks for a line with hidden input.
-    pub(crate) fn ask_hidden(&self, question: &str, cancel: &AtomicBool) -> anyhow::Result<String> {
+    /// Asks for a line with hidden input. Its memory is overwritten when it is dropped, and no copy of it remains.
+    pub(crate) fn ask_hidden(
+        &self,
+        question: &str,
+        cancel: &AtomicBool,
+    ) -> anyhow::Result<Zeroizing<Vec<u8>>> {
         let mute = Mute::new(&self.0).context("cannot turn off the echo of the terminal")?;
         self.write(question)?;
         let line = self.line(cancel);
@@ -68,8 +74,11 @@ impl Terminal {
             .context("cannot write to the terminal")
     }
 
-    fn line(&self, cancel: &AtomicBool) -> anyhow::Result<String> {
-        let mut line = Vec::new();
+    /// Reads a line, without the line feed. The memory of the input is overwritten, because the line may be a secret.
+    fn line(&self, cancel: &AtomicBool) -> anyhow::Result<Zeroizing<Vec<u8>>> {
+        // The buffer never grows, so that no copy stays behind in freed memory.
+        let mut line = Zeroizing::new(Vec::with_capacity(2 * LINE_MAX));
+        let mut bytes = Zeroizing::new([0; LINE_MAX]);
         while line.last() != Some(&b'\n') {
             let mut fds = [PollFd::from_borrowed_fd(self.0.as_fd(), PollFlags::IN)];
             // After an error such as an interrupt, `revents` is empty, as after a timeout, so the loop continues.
@@ -80,14 +89,14 @@ impl Terminal {
             if fds[0].revents().is_empty() {
                 continue;
             }
-            let mut bytes = [0; LINE_MAX];
-            let read = rustix::io::read(&self.0, &mut bytes).context("cannot read the terminal")?;
+            let read =
+                rustix::io::read(&self.0, &mut *bytes).context("cannot read the terminal")?;
             if read == 0 || line.len() > LINE_MAX {
                 bail!("the terminal was closed, or the line is too long");
             }
             line.extend_from_slice(&bytes[..read]);
         }
         line.pop();
-        String::from_utf8(line).ok().context("the input is not UTF-8")
+        Ok(line)
     }
 }

@@ -30,8 +30,8 @@ const START: &str = "\
 This page is made from the types in `crates/cli/src` and their comments, and a test compares it with them.
 `QUIRE_UPDATE=1 cargo test -p quire-cli --bin quire json` writes it again after a change.
 
-Standard output has only the report; warnings go to standard error as text. If a verb fails, the last line of standard
-error is a JSON object, which the section *A failure* describes. A verb prints one JSON value, unless its
+Standard output has only the report; warnings go to standard error as text. If a command fails, the last line of
+standard error is a JSON object, which the section *A failure* describes. A command prints one JSON value, unless its
 heading has the word *lines*: then each line is a value. Names after a dot are fields of the object before it, and `[]`
 stands for each element of a list. A field is always present and never null, unless the last column says so. Later
 versions may add fields and words: programs should ignore unknown ones.
@@ -46,7 +46,7 @@ fn page() -> String {
     page.table::<FailureReport>(
         "A failure (one line on standard error)",
         "The exit code is 3 for the kind `absent`, 4 for `refused`, 5 for `network`, 6 for `full`, and 2 for the others. It is\n\
-         1 if a verb finds damage or a difference, which is no failure. `run`, `exec` and `trace` exit with the code of the\n\
+         1 if a command finds damage or a difference, which is no failure. `run`, `exec` and `trace` exit with the code of the\n\
          program, or with 125 to 127.",
     );
     page.table::<ImportReport>("import, commit, convert", "");
@@ -56,7 +56,7 @@ fn page() -> String {
     page.table::<build::BuildReport>("build", "");
     page.table::<progress::ProgressReport<'_>>(
         "pull, push (lines)",
-        "While they work, these verbs print events. Their last lines are in the next sections.",
+        "While they work, these commands print events. Their last lines are in the next sections.",
     );
     page.table::<PullReport>("pull (last line)", "");
     page.table::<UpToDateReport>("pull (last line, where nothing had to be pulled)", "");

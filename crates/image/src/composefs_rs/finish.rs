@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Draft, Item, ItemKind, KEPT_XATTR, Layout, Policy, ROOT};
+use super::{ComposefsLayout, Draft, Item, ItemKind, KEPT_XATTR, LabelPolicy, ROOT};
 use crate::tree::{
     Builder, Content, InodeId, Link, Location, Metadata, Node, Tree, TreeError, XattrsId,
 };
@@ -21,11 +21,16 @@ struct Open {
 }
 
 impl Draft {
-    /// Labels all files by the policy of the image. Rules B2 to B4.
+    /// Labels all files by the policy of the image. Rules B2 to B4. `is_time_to_stop` is called for each name.
     ///
     /// # Errors
-    /// [`LabelError`](super::LabelError) if the policy takes too much memory, or the draft is too large.
-    pub fn relabel(&mut self, policy: &mut Policy) -> Result<(), super::LabelError> {
+    /// [`LabelError`](super::LabelError) if the policy takes too much memory, the draft is too large, or it is time to
+    /// stop.
+    pub fn relabel(
+        &mut self,
+        policy: &mut LabelPolicy,
+        is_time_to_stop: &dyn Fn() -> bool,
+    ) -> Result<(), super::LabelError> {
         self.labels = policy.labels().to_vec();
         // For each file that has a label: the label by the first of its names.
         let mut first: BTreeMap<u32, Option<u32>> = BTreeMap::new();
@@ -36,6 +41,9 @@ impl Draft {
                 open.pop();
                 continue;
             };
+            if is_time_to_stop() {
+                return Err(super::LabelError::Stopped);
+            }
             let mut path = directory.path.clone();
             if path.last() != Some(&b'/') {
                 path.push(b'/');
@@ -81,7 +89,7 @@ impl Draft {
     /// [`TreeError`] if a tree cannot hold a file.
     pub fn into_tree(
         self,
-        layout: Layout,
+        layout: ComposefsLayout,
         id_of: impl Fn(&ObjectId) -> ObjectId,
     ) -> Result<Tree, TreeError> {
         let mut builder = Builder::new();
@@ -99,7 +107,7 @@ impl Draft {
             let directory = *directory;
             let item = &self.items[at as usize];
             // The writer adds these names itself.
-            if layout == Layout::V1 && is_in_root(&open) && self.is_stub(name, item) {
+            if layout == ComposefsLayout::V1 && is_in_root(&open) && self.is_stub(name, item) {
                 continue;
             }
             let known = made[at as usize];

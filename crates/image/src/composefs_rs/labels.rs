@@ -39,6 +39,9 @@ pub enum LabelError {
     /// The patterns take too much memory or time.
     #[error("the patterns of the SELinux policy are too large")]
     TooLarge,
+    /// The caller wanted to stop.
+    #[error("cancelled")]
+    Stopped,
     /// `SELINUXTYPE` is not a file name.
     #[error("/etc/selinux/config has the type \"{}\", which is not a file name", .0.escape_debug())]
     Name(String),
@@ -54,7 +57,7 @@ pub struct PolicyText {
 }
 
 /// A policy, which assigns labels to paths.
-pub struct Policy {
+pub struct LabelPolicy {
     automaton: DFA,
     states: Cache,
     /// The label of each pattern. The first pattern that matches decides.
@@ -63,9 +66,11 @@ pub struct Policy {
     substitutes: HashMap<Vec<u8>, Vec<u8>>,
 }
 
-impl std::fmt::Debug for Policy {
+impl std::fmt::Debug for LabelPolicy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Policy").field("patterns", &self.label_of.len()).finish_non_exhaustive()
+        f.debug_struct("LabelPolicy")
+            .field("patterns", &self.label_of.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -92,7 +97,7 @@ fn text(bytes: &[u8]) -> Result<&str, LabelError> {
     std::str::from_utf8(bytes).map_err(|_error| LabelError::NotUtf8)
 }
 
-impl Policy {
+impl LabelPolicy {
     /// Parses a policy. Rule B3.
     ///
     /// # Errors

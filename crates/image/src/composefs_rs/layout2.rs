@@ -62,6 +62,14 @@ struct Plan<'a> {
     places: Places,
 }
 
+/// Why a number fits into its field.
+const PLACED: &str = "checked when it was placed";
+
+/// Returns the value of `i_xattr_icount` for this many bytes of xattrs.
+fn units(bytes: usize) -> usize {
+    bytes.checked_sub(size_of::<RawXattrHeader>()).map_or(0, |rest| 1 + rest / 4)
+}
+
 /// Writes the image of a tree.
 ///
 /// # Errors
@@ -225,7 +233,7 @@ impl Plan<'_> {
             filter |= 1 << (xxh32(&pair.1, XATTR_FILTER_SEED + u32::from(pair.0)) % 32);
             match self.shared.get(pair) {
                 Some(index) => {
-                    let at = u32::try_from(self.shared_at[*index] / 4).unwrap_or(u32::MAX);
+                    let at = u32::try_from(self.shared_at[*index] / 4).expect(PLACED);
                     references.extend_from_slice(&at.to_le_bytes());
                 }
                 None => put_entry(pair, &mut local),
@@ -233,7 +241,7 @@ impl Plan<'_> {
         }
         let header = RawXattrHeader {
             h_name_filter: U32::new(!filter),
-            h_shared_count: u8::try_from(references.len() / 4).unwrap_or(u8::MAX),
+            h_shared_count: u8::try_from(references.len() / 4).expect(PLACED),
             h_reserved2: [0; 7],
         };
         [header.as_bytes(), &references, &local].concat()
@@ -245,7 +253,16 @@ impl Plan<'_> {
         let mut blocks = Vec::new();
         let mut inodes = Vec::with_capacity(self.listed.len());
         for number in 0..self.listed.len() {
-            let header = (size_of::<RawExtendedInode>() + self.xattrs(number).len()) as u64;
+            let shared = pairs(&self.listed[number].inode);
+            let shared = shared.iter().filter(|it| self.shared.contains_key(*it)).count();
+            if u8::try_from(shared).is_err() {
+                return Err(ErofsWriteError::TooLarge("255 xattrs of a file that others have too"));
+            }
+            let xattrs = self.xattrs(number).len();
+            if u16::try_from(units(xattrs)).is_err() {
+                return Err(ErofsWriteError::TooLarge("256 KiB of xattrs of a file"));
+            }
+            let header = (size_of::<RawExtendedInode>() + xattrs) as u64;
             at = at.next_multiple_of(SLOT_SIZE);
             let (inline, is_flat) = match self.listed[number].inode.node() {
                 Node::Directory => {
@@ -269,9 +286,17 @@ impl Plan<'_> {
             at += header + inline;
         }
         at = at.next_multiple_of(SLOT_SIZE);
+        // `i_ino` has 32 bits for the number of a slot.
+        if u32::try_from(at / SLOT_SIZE).is_err() {
+            return Err(ErofsWriteError::TooLarge("2^32 slots of inodes"));
+        }
         for (shared, pair) in self.shared_at.iter_mut().zip(table) {
             *shared = at;
             at += entry_size(pair);
+        }
+        // A reference counts in units of 4 bytes.
+        if u32::try_from(at / 4).is_err() {
+            return Err(ErofsWriteError::TooLarge("16 GiB of inodes and xattrs"));
         }
         at = at.next_multiple_of(BLOCK);
         let mut next = at / BLOCK;
@@ -371,7 +396,8 @@ impl Plan<'_> {
                 let first = self.places.blocks.get(&number).copied().unwrap_or(0);
                 let layout = if entries.tail > 0 { LAYOUT_FLAT_INLINE } else { LAYOUT_FLAT_PLAIN };
                 let size = entries.blocks.len() as u64 * BLOCK + entries.tail;
-                let nlink = u32::try_from(directories.count()).unwrap_or(u32::MAX);
+                let nlink =
+                    u32::try_from(directories.count()).expect("there are at most 2^32 inodes");
                 (layout, size, device(first), nlink)
             }
             Node::Regular(Content::Inline(b"")) => (LAYOUT_FLAT_PLAIN, 0, 0, inode.nlink()),
@@ -388,19 +414,16 @@ impl Plan<'_> {
             }
             Node::Fifo | Node::Socket => (LAYOUT_FLAT_PLAIN, 0, 0, inode.nlink()),
         };
-        let count = match xattrs.len().checked_sub(size_of::<RawXattrHeader>()) {
-            None => 0,
-            Some(bytes) => 1 + bytes / 4,
-        };
+        let count = units(xattrs.len());
         let metadata = inode.metadata();
         let raw = RawExtendedInode {
             i_format: U16::new(layout << FORMAT_LAYOUT_SHIFT | FORMAT_EXTENDED),
-            i_xattr_icount: U16::new(u16::try_from(count).unwrap_or(u16::MAX)),
+            i_xattr_icount: U16::new(u16::try_from(count).expect(PLACED)),
             i_mode: U16::new(metadata.permissions | node.type_bits()),
             i_nb: U16::ZERO,
             i_size: U64::new(size),
             i_u: U32::new(i_u),
-            i_ino: U32::new(u32::try_from(at / SLOT_SIZE).unwrap_or(u32::MAX)),
+            i_ino: U32::new(u32::try_from(at / SLOT_SIZE).expect(PLACED)),
             i_uid: U32::new(metadata.uid),
             i_gid: U32::new(metadata.gid),
             i_mtime: I64::new(metadata.mtime.seconds),

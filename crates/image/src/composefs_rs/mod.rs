@@ -10,7 +10,7 @@ mod layout2;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-pub use labels::{LabelError, POLICY_MAX, Policy, PolicyText, policy_name};
+pub use labels::{LabelError, LabelPolicy, POLICY_MAX, PolicyText, policy_name};
 pub use layout2::write_layout2;
 
 use crate::erofs::read::PATH_MAX;
@@ -22,7 +22,7 @@ const KEPT_XATTR: &[u8] = b"security.capability";
 
 /// The reason why composefs-rs makes no image of the layers, or why Quire cannot follow it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum DraftError {
+pub enum SealedTreeError {
     /// A path is longer than Linux allows.
     #[error("the path that begins with \"{}\" has {length} bytes, more than 4095", start.escape_ascii())]
     Path {
@@ -65,6 +65,9 @@ pub enum DraftError {
     /// A time is before 1970. composefs-rs reads such times as very late ones, or refuses them.
     #[error("\"{}\" has a time before 1970, which composefs-rs does not read as such", .0.escape_ascii())]
     Time(Vec<u8>),
+    /// A character device 0:0 has several names.
+    #[error("\"{}\" is another name of a device 0:0, which composefs-rs does not write", .0.escape_ascii())]
+    LinkedDevice(Vec<u8>),
     /// The entries are more than 2^32.
     #[error("the layers have more than 2^32 entries")]
     TooLarge,
@@ -72,7 +75,7 @@ pub enum DraftError {
 
 /// The layout of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Layout {
+pub enum ComposefsLayout {
     /// C's, which composefs-rs writes by default.
     V1,
     /// That of composefs-rs before it had V1.
@@ -145,8 +148,8 @@ impl Draft {
     /// Copies a tree, which was not made of layers.
     ///
     /// # Errors
-    /// [`DraftError`] if a path is too long.
-    pub fn from_tree(tree: &Tree) -> Result<Self, DraftError> {
+    /// [`SealedTreeError`] if a path is too long.
+    pub fn from_tree(tree: &Tree) -> Result<Self, SealedTreeError> {
         let mut draft = Self::new();
         let mut made: Vec<Option<u32>> = vec![None; tree.inode_bound()];
         if let Some(root) = made.get_mut(InodeId::ROOT.index()) {
@@ -170,24 +173,24 @@ impl Draft {
         Ok(draft)
     }
 
-    /// Adds an entry of a layer; paths are normalised, as [`Reader`](crate::tar::Reader) does. Returns the file if it is
-    /// external and in the tree. Rules L1 to L5.
+    /// Adds an entry of a layer; paths are normalised, as [`Reader`](crate::tar::Reader) does. Returns the file if it
+    /// is external and in the tree. Rules L1 to L5.
     ///
     /// # Errors
-    /// [`DraftError`] if composefs-rs refuses the entry.
+    /// [`SealedTreeError`] if composefs-rs refuses the entry.
     pub fn entry<'x>(
         &mut self,
         path: &[u8],
         metadata: &Metadata,
         xattrs: impl Iterator<Item = (&'x [u8], &'x [u8])>,
         node: Node<'_>,
-    ) -> Result<Option<DraftFile>, DraftError> {
+    ) -> Result<Option<DraftFile>, SealedTreeError> {
         let Some(name) = components(path).next_back() else {
             // The metadata of the root come from /usr.
             return Ok(None);
         };
         if metadata.mtime.seconds < 0 {
-            return Err(DraftError::Time(path.to_vec()));
+            return Err(SealedTreeError::Time(path.to_vec()));
         }
         let parent = self.parent(path)?;
         if self.hide(parent, name) {
@@ -212,9 +215,9 @@ impl Draft {
     /// Adds a hard link of a layer. Rule L6.
     ///
     /// # Errors
-    /// [`DraftError`] if composefs-rs refuses the link.
-    pub fn link(&mut self, path: &[u8], target: &[u8]) -> Result<(), DraftError> {
-        let wrong = || DraftError::Link { path: path.to_vec(), target: target.to_vec() };
+    /// [`SealedTreeError`] if composefs-rs refuses the link.
+    pub fn link(&mut self, path: &[u8], target: &[u8]) -> Result<(), SealedTreeError> {
+        let wrong = || SealedTreeError::Link { path: path.to_vec(), target: target.to_vec() };
         let target_name = components(target).next_back().ok_or_else(wrong)?;
         let directory = self.parent(target).map_err(|_no_directory| wrong())?;
         let found = self.children(directory).get(target_name).copied();
@@ -237,14 +240,14 @@ impl Draft {
     /// Returns a regular file, of a directory that may be absent.
     ///
     /// # Errors
-    /// [`DraftError`] if the directory or the file is of another type.
-    pub fn file(&self, directory: &str, name: &str) -> Result<Lookup<'_>, DraftError> {
+    /// [`SealedTreeError`] if the directory or the file is of another type.
+    pub fn file(&self, directory: &str, name: &str) -> Result<Lookup<'_>, SealedTreeError> {
         let mut at = ROOT;
         for component in components(directory.as_bytes()) {
             match self.children(at).get(component) {
                 None => return Ok(Lookup::NoDirectory),
                 Some(&next) if self.is_directory(next) => at = next,
-                Some(_) => return Err(DraftError::NotDirectory(directory.to_owned())),
+                Some(_) => return Err(SealedTreeError::NotDirectory(directory.to_owned())),
             }
         }
         let Some(&found) = self.children(at).get(name.as_bytes()) else {
@@ -255,22 +258,22 @@ impl Draft {
             ItemKind::External { size, object } => {
                 Content::External { size: *size, object: *object, location: Location::None }
             }
-            _ => return Err(DraftError::NotRegular(format!("{directory}/{name}"))),
+            _ => return Err(SealedTreeError::NotRegular(format!("{directory}/{name}"))),
         }))
     }
 
     /// Applies the rules for images of OCI layers: R1 and R2.
     ///
     /// # Errors
-    /// [`DraftError`] if composefs-rs refuses the image.
-    pub fn transform(&mut self) -> Result<(), DraftError> {
+    /// [`SealedTreeError`] if composefs-rs refuses the image.
+    pub fn transform(&mut self) -> Result<(), SealedTreeError> {
         let usr = &self.items[self.required("usr")? as usize];
         let (metadata, capability) = (usr.metadata, usr.capability.clone());
         let root = &mut self.items[ROOT as usize];
         (root.metadata, root.capability) = (metadata, capability);
         if let Some(&run) = self.children(ROOT).get(&b"run"[..]) {
             if !self.is_directory(run) {
-                return Err(DraftError::NotDirectory("run".to_owned()));
+                return Err(SealedTreeError::NotDirectory("run".to_owned()));
             }
             self.children_mut(run).clear();
             self.items[run as usize].metadata.mtime = metadata.mtime;
@@ -278,12 +281,12 @@ impl Draft {
         Ok(())
     }
 
-    /// Empties the directories that a boot fills: rules B0 and B1. [`relabel`](Self::relabel) must follow if the image has an
-    /// SELinux policy.
+    /// Empties the directories that a boot fills: rules B0 and B1. [`relabel`](Self::relabel) must follow if the
+    /// image has an SELinux policy.
     ///
     /// # Errors
-    /// [`DraftError`] if one of them is missing, or is another type of file.
-    pub fn transform_for_boot(&mut self) -> Result<(), DraftError> {
+    /// [`SealedTreeError`] if one of them is missing, or is another type of file.
+    pub fn transform_for_boot(&mut self) -> Result<(), SealedTreeError> {
         // composefs-rs looks for kernels and boot loader entries in these directories.
         for directory in
             ["boot/loader/entries", "boot/EFI/Linux", "boot/loader/addons", "usr/lib/modules"]
@@ -295,6 +298,30 @@ impl Draft {
             let at = self.required(name)?;
             self.children_mut(at).clear();
             self.items[at as usize].metadata.mtime.seconds = seconds;
+        }
+        Ok(())
+    }
+
+    /// Checks that no character device 0:0 has several names: composefs-rs writes it as an escaped whiteout, and
+    /// refuses one with several names.
+    ///
+    /// # Errors
+    /// [`SealedTreeError::LinkedDevice`], with one of the names.
+    pub fn check_devices(&self) -> Result<(), SealedTreeError> {
+        let (mut open, mut seen) = (vec![ROOT], BTreeSet::new());
+        while let Some(at) = open.pop() {
+            for (name, &child) in self.children(at) {
+                match &self.items[child as usize].kind {
+                    ItemKind::Directory(_) => open.push(child),
+                    // The number of an inode has 32 bits.
+                    ItemKind::CharDevice(number) if number & 0xffff_ffff == 0 => {
+                        if !seen.insert(child) {
+                            return Err(SealedTreeError::LinkedDevice(name.to_vec()));
+                        }
+                    }
+                    _ => {}
+                }
+            }
         }
         Ok(())
     }
@@ -322,8 +349,9 @@ impl Draft {
         metadata: &Metadata,
         xattrs: impl Iterator<Item = (&'x [u8], &'x [u8])>,
         node: Node<'_>,
-    ) -> Result<u32, DraftError> {
-        let at = u32::try_from(self.items.len()).map_err(|_out_of_range| DraftError::TooLarge)?;
+    ) -> Result<u32, SealedTreeError> {
+        let at =
+            u32::try_from(self.items.len()).map_err(|_out_of_range| SealedTreeError::TooLarge)?;
         let kind = match node {
             Node::Directory => ItemKind::Directory(BTreeMap::new()),
             Node::Regular(Content::Inline(bytes)) => ItemKind::Inline(bytes.into()),
@@ -354,9 +382,9 @@ impl Draft {
     }
 
     /// Returns the directory of a path, which an earlier entry must have made. Symlinks are not followed. Rule L2.
-    fn parent(&self, path: &[u8]) -> Result<u32, DraftError> {
+    fn parent(&self, path: &[u8]) -> Result<u32, SealedTreeError> {
         if path.len() > PATH_MAX {
-            return Err(DraftError::Path { start: path[..60].to_vec(), length: path.len() });
+            return Err(SealedTreeError::Path { start: path[..60].to_vec(), length: path.len() });
         }
         let mut names = components(path);
         names.next_back();
@@ -367,16 +395,16 @@ impl Draft {
                 _ => {
                     let names: Vec<_> = components(path).take(depth + 1).collect();
                     let directory = names.join(&b'/');
-                    return Err(DraftError::NoDirectory { path: path.to_vec(), directory });
+                    return Err(SealedTreeError::NoDirectory { path: path.to_vec(), directory });
                 }
             }
         }
         Ok(at)
     }
 
-    fn required(&self, name: &'static str) -> Result<u32, DraftError> {
+    fn required(&self, name: &'static str) -> Result<u32, SealedTreeError> {
         let found = self.children(ROOT).get(name.as_bytes()).copied();
-        found.filter(|it| self.is_directory(*it)).ok_or(DraftError::Required(name))
+        found.filter(|it| self.is_directory(*it)).ok_or(SealedTreeError::Required(name))
     }
 
     fn is_directory(&self, at: u32) -> bool {

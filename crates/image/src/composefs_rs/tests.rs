@@ -16,7 +16,7 @@ const USR: Metadata = Metadata {
 
 /// Adds entries: a path ends with a slash for a directory, `A=B` is a hard link A to B, and any other path is a file
 /// that contains its path.
-fn draft(entries: &[&str]) -> Result<Draft, DraftError> {
+fn draft(entries: &[&str]) -> Result<Draft, SealedTreeError> {
     let mut draft = Draft::new();
     draft.entry(b"usr", &USR, std::iter::empty(), Node::Directory)?;
     for entry in entries {
@@ -39,7 +39,7 @@ fn draft(entries: &[&str]) -> Result<Draft, DraftError> {
 /// Returns all paths below the root but /usr, with a slash behind those of directories, and `=` and the contents of
 /// other files.
 fn paths(draft: Draft) -> Vec<String> {
-    let tree = draft.into_tree(Layout::V1, |object| *object).unwrap();
+    let tree = draft.into_tree(ComposefsLayout::V1, |object| *object).unwrap();
     let mut walk = tree.walk();
     let mut found = Vec::new();
     while let Some((path, entry)) = walk.next() {
@@ -109,7 +109,8 @@ fn the_first_name_of_a_walk_owns_a_file() {
         (&["d.b", "d/", "d/a=d.b"], "/d/a"),
         (&["e", "d/", "d/z=e", "d/y=e"], "/d/y"),
     ] {
-        let tree = draft(entries).unwrap().into_tree(Layout::V1, |object| *object).unwrap();
+        let tree =
+            draft(entries).unwrap().into_tree(ComposefsLayout::V1, |object| *object).unwrap();
         let (inode, _) = tree.files().next().unwrap();
         assert_eq!(inode.path(), owner.as_bytes(), "{entries:?}");
     }
@@ -119,7 +120,7 @@ fn the_first_name_of_a_walk_owns_a_file() {
 fn roots_are_like_usr_and_run_is_empty() {
     let mut made = draft(&["run/", "run/a"]).unwrap();
     made.transform().unwrap();
-    let tree = made.into_tree(Layout::V1, |object| *object).unwrap();
+    let tree = made.into_tree(ComposefsLayout::V1, |object| *object).unwrap();
     assert_eq!(tree.root().metadata(), USR);
     let run = tree.resolve(b"run").unwrap();
     assert_eq!(run.metadata(), Metadata { mtime: USR.mtime, permissions: 0o700, ..FILE });
@@ -137,16 +138,16 @@ fn roots_are_like_usr_and_run_is_empty() {
 fn a_boot_needs_its_directories() {
     let mut made = draft(&["boot/", "boot/a", "sysroot/", "sysroot/b"]).unwrap();
     made.transform_for_boot().unwrap();
-    let tree = made.into_tree(Layout::V1, |object| *object).unwrap();
+    let tree = made.into_tree(ComposefsLayout::V1, |object| *object).unwrap();
     for name in ["boot", "sysroot"] {
         let directory = tree.resolve(name.as_bytes()).unwrap();
         assert_eq!(directory.children().count(), 0);
         assert_eq!(directory.metadata().mtime, Timestamp { seconds: 7, nanoseconds: 8 });
     }
     let error = draft(&["usr/lib", "boot/", "sysroot/"]).unwrap().transform_for_boot();
-    assert_eq!(error, Err(DraftError::NotDirectory("usr/lib/modules".to_owned())));
+    assert_eq!(error, Err(SealedTreeError::NotDirectory("usr/lib/modules".to_owned())));
     let error = draft(&["boot/"]).unwrap().transform_for_boot().unwrap_err();
-    assert_eq!(error, DraftError::Required("sysroot"));
+    assert_eq!(error, SealedTreeError::Required("sysroot"));
 }
 
 /// The xattr of an entry, and that of a directory that the entry describes again.
@@ -158,21 +159,21 @@ fn only_capabilities_are_kept() {
     let node = Node::Regular(Content::Inline(b"x"));
     made.entry(b"x", &FILE, xattrs.into_iter(), node).unwrap();
     made.entry(b"d", &FILE, xattrs.into_iter(), Node::Directory).unwrap();
-    let tree = made.into_tree(Layout::V1, |object| *object).unwrap();
+    let tree = made.into_tree(ComposefsLayout::V1, |object| *object).unwrap();
     for path in [&b"x"[..], b"d"] {
         let kept: Vec<_> = tree.resolve(path).unwrap().xattrs().collect();
         assert_eq!(kept, [(&b"security.capability"[..], &b"2"[..])]);
     }
 }
 
-fn policy(contexts: &[&str], substitutions: &str) -> Result<Policy, LabelError> {
-    Policy::parse(&PolicyText {
+fn policy(contexts: &[&str], substitutions: &str) -> Result<LabelPolicy, LabelError> {
+    LabelPolicy::parse(&PolicyText {
         contexts: contexts.iter().map(|it| it.as_bytes().to_vec()).collect(),
         substitutions: vec![substitutions.as_bytes().to_vec()],
     })
 }
 
-fn label(policy: &mut Policy, path: &str, letter: u8) -> String {
+fn label(policy: &mut LabelPolicy, path: &str, letter: u8) -> String {
     let found = policy.label(path.as_bytes(), letter).unwrap();
     let found = found.map(|it| policy.labels()[it as usize].clone()).unwrap_or_default();
     String::from_utf8(found).unwrap()
@@ -209,7 +210,7 @@ fn invalid_policies_are_refused() {
     }
     assert!(matches!(policy(&[], "/a"), Err(LabelError::Line(_))));
     assert!(matches!(
-        Policy::parse(&PolicyText { contexts: vec![vec![0xff]], ..PolicyText::default() }),
+        LabelPolicy::parse(&PolicyText { contexts: vec![vec![0xff]], ..PolicyText::default() }),
         Err(LabelError::NotUtf8)
     ));
 }
@@ -232,8 +233,8 @@ fn files_are_labelled_by_their_paths() {
     let mut policy = policy(&[contexts], "/a /b\n").unwrap();
     let mut made =
         draft(&["a/", "a/one", "usr/x", "usr/y=usr/x", "usr/z=usr/x", "usr/w=usr/x"]).unwrap();
-    made.relabel(&mut policy).unwrap();
-    let tree = made.into_tree(Layout::V1, |object| *object).unwrap();
+    made.relabel(&mut policy, &|| false).unwrap();
+    let tree = made.into_tree(ComposefsLayout::V1, |object| *object).unwrap();
     let label = |path: &str| {
         let inode = tree.resolve(path.as_bytes()).unwrap();
         let value = inode.xattrs().next().map(|(_, value)| value.to_vec()).unwrap_or_default();
@@ -244,4 +245,65 @@ fn files_are_labelled_by_their_paths() {
     assert_eq!(label("usr/w"), ("w".to_owned(), 1));
     assert_eq!(label("usr/x"), ("x".to_owned(), 1));
     assert_eq!(label("usr").0, "");
+}
+
+#[test]
+fn labelling_ends_when_it_is_time_to_stop() {
+    let calls = std::cell::Cell::new(0);
+    let mut policy = policy(&["/.* x\n"], "").unwrap();
+    let mut made = draft(&["a", "b", "c", "d"]).unwrap();
+    let stopped = made.relabel(&mut policy, &|| {
+        calls.set(calls.get() + 1);
+        calls.get() == 3
+    });
+    assert!(matches!(stopped, Err(LabelError::Stopped)));
+    assert_eq!(calls.get(), 3);
+}
+
+#[test]
+fn a_device_without_a_number_has_one_name() {
+    let make = |number: u64, is_linked: bool| {
+        let mut made = draft(&["d/"]).unwrap();
+        let node = Node::CharDevice(number);
+        made.entry(b"d/a", &FILE, std::iter::empty(), node).unwrap();
+        made.entry(b"b", &FILE, std::iter::empty(), node).unwrap();
+        if is_linked {
+            made.link(b"c", b"d/a").unwrap();
+        }
+        made.check_devices()
+    };
+    assert_eq!(make(0, false), Ok(()));
+    assert_eq!(make(0x501, true), Ok(()));
+    for number in [0, 1 << 32] {
+        let error = make(number, true).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .ends_with("is another name of a device 0:0, which composefs-rs does not write")
+        );
+    }
+}
+
+/// Fields of layout V2 have fewer bits than a tree may need.
+#[test]
+fn images_that_layout_2_cannot_describe_are_refused() {
+    use crate::tree::{Builder, Link};
+    let write = |count: usize, length: usize, files: &[&[u8]]| {
+        let mut builder = Builder::new();
+        let names: Vec<_> = (0..count).map(|it| format!("user.{it:04}").into_bytes()).collect();
+        let value = vec![b'x'; length];
+        for file in files {
+            let pairs = names.iter().map(|it| (&it[..], &value[..]));
+            let xattrs = builder.xattrs(pairs).unwrap();
+            let inode = builder.inode(&FILE, xattrs, Node::Fifo).unwrap();
+            builder.insert(InodeId::ROOT, file, inode, Link::Owner).unwrap();
+        }
+        write_layout2(&builder.finish(), &mut Vec::new()).map_err(|it| it.to_string())
+    };
+    assert_eq!(write(255, 1, &[b"a", b"b"]), Ok(()));
+    let error = write(256, 1, &[b"a", b"b"]).unwrap_err();
+    assert!(error.contains("255 xattrs"), "{error}");
+    assert_eq!(write(256, 1, &[b"a"]), Ok(()));
+    let error = write(6, 65_000, &[b"a"]).unwrap_err();
+    assert!(error.contains("256 KiB of xattrs"), "{error}");
 }

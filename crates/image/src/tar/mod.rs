@@ -30,7 +30,7 @@ pub use error::{Limit, NameError, TarCorruption, TarError, Unsupported};
 pub use exercise::exercise;
 pub use name::{Whiteout, whiteout};
 pub use pax::{EXTENSION_MAX, GLOBAL_MAX};
-pub use reader::{Entry, Event, Kind, Reader};
+pub use reader::{Entry, Event, Kind, Reader, UnusualTar};
 pub use sparse::SPARSE_REGIONS_MAX;
 pub use xattrs::{EntryXattrs, XATTR_NAMES_MAX, XattrRecords};
 

@@ -77,6 +77,20 @@ impl Records {
         self.text.is_empty()
     }
 
+    /// Whether a record changes entries, as a comment does not.
+    pub(super) const fn changes_entries(&self) -> bool {
+        let Self { path, link, size, uid, gid, mtime, dev_major, dev_minor, xattrs, .. } = self;
+        path.is_some()
+            || link.is_some()
+            || size.is_some()
+            || uid.is_some()
+            || gid.is_some()
+            || mtime.is_some()
+            || dev_major.is_some()
+            || dev_minor.is_some()
+            || !xattrs.is_empty()
+    }
+
     /// Returns the buffer to append the text of the next extended header to, before [`Records::parse`].
     pub(super) const fn text(&mut self) -> &mut Vec<u8> {
         &mut self.text

@@ -96,6 +96,22 @@ impl Collector {
         self.nameless = None;
     }
 
+    /// Whether there is no xattr, and none was left out.
+    pub(super) const fn is_empty(&self) -> bool {
+        self.items.is_empty() && self.nameless.is_none()
+    }
+
+    /// Whether a record of libarchive has another value of this xattr than star's records, or is the only one. To be
+    /// called before [`settle`](Self::settle).
+    pub(super) fn is_libarchives(&self, name: &[u8]) -> bool {
+        let last = |writer| {
+            let is_it = |it: &&Item| it.writer == writer && it.name.slice(&self.bytes) == name;
+            self.items.iter().rev().find(is_it).map(|it| it.value.slice(&self.bytes))
+        };
+        let own = last(Writer::Libarchive);
+        own.is_some() && own != last(Writer::Schily)
+    }
+
     /// Adds the xattr of a record, in any of the formats; returns `false` for other records.
     pub(super) fn record(&mut self, key: &[u8], value: &[u8]) -> Result<bool, Refused> {
         if self.wanted.leaves_out(key) {

@@ -1,6 +1,6 @@
 //! Tests peculiarities of tar writers, one row each.
 
-use image::tar::{Reader, XattrRecords};
+use image::tar::{Reader, UnusualTar, XattrRecords};
 
 use super::build::{Header, end, extended, file, member, padded, pax};
 use super::describe::read;
@@ -47,6 +47,63 @@ fn a_slash_makes_a_directory_in_old_headers_only() {
     check(&[Header::new(b"d/", 0).v7().block()], &["d d"]);
     check(&[Header::new(b"d/", b'0').v7().block()], &["d d"]);
     check(&[Header::new(b"f/", b'0').block()], &["- f"]);
+}
+
+/// What other readers treat differently is noted, and nothing else.
+#[test]
+fn unusual_entries_are_noted() {
+    use UnusualTar as Is;
+    let check = |parts: &[Vec<u8>], expect: Option<(&str, UnusualTar)>| {
+        let tar = [parts.concat(), file("last", "x"), end()].concat();
+        let mut reader = Reader::new(&tar[..]);
+        while reader.next_entry().unwrap().is_some() {}
+        let found = reader.unusual().map(|(entry, what)| (entry.to_vec(), what));
+        let expect = expect.map(|(entry, what)| (entry.as_bytes().to_vec(), what));
+        assert_eq!(found, expect);
+    };
+    let header = |name: &str, typeflag| Header::new(name.as_bytes(), typeflag);
+    let global = |key: &str, value: &str| extended(b'g', &[(key.as_bytes(), value.as_bytes())]);
+    let long = |name: &str| member(b"././@LongLink", b'L', format!("{name}\0").as_bytes());
+    let capability =
+        |prefix: &str, value: &str| pax(&[(&format!("{prefix}.xattr.security.capability"), value)]);
+    let f = || file("f", "x");
+
+    // git writes such a comment.
+    check(&[global("comment", "0123"), f()], None);
+    check(&[global("mtime", "1"), f()], Some(("f", Is::GlobalRecords)));
+    check(&[global("SCHILY.xattr.user.a", "1"), f()], Some(("f", Is::GlobalRecords)));
+    check(&[long("g"), f()], None);
+    check(&[pax(&[("path", "g")]), f()], None);
+    check(&[pax(&[("path", "g")]), long("g"), f()], None);
+    check(&[pax(&[("path", "g")]), long("h"), f()], Some(("h", Is::TwoNames)));
+    check(&[header("f", b'0').with(100, b"0100644\0").block()], None);
+    check(&[header("d", b'5').with(100, b"0040755\0").block()], None);
+    check(&[header("f", b'0').with(100, b"0040644\0").block()], Some(("f", Is::Mode)));
+    check(&[header("f", b'0').with(100, b"1000644\0").block()], Some(("f", Is::Mode)));
+    check(&[capability("SCHILY", "a"), f()], None);
+    check(&[capability("LIBARCHIVE", "YQ"), f()], Some(("f", Is::LibarchiveCapability)));
+    let both = |other: &str| {
+        let keys = ["LIBARCHIVE.xattr.security.capability", "SCHILY.xattr.security.capability"];
+        vec![pax(&[(keys[0], "YQ"), (keys[1], other)]), f()]
+    };
+    check(&both("a"), None);
+    check(&both("b"), Some(("f", Is::LibarchiveCapability)));
+    check(&[pax(&[("LIBARCHIVE.xattr.user.a", "YQ")]), f()], None);
+    check(&[header("d/", b'5').block()], None);
+    check(&[header("d/", 0).block()], Some(("d/", Is::Slash)));
+    check(&[header("d/", b'0').v7().block()], Some(("d/", Is::Slash)));
+    check(&[header("d", b'5').size(5).block()], Some(("d", Is::Size)));
+    check(&[header("h", b'1').link(b"a").size(5).block()], Some(("h", Is::Size)));
+    // Content follows the header, as other readers expect.
+    let mut linked = header("h", b'1').link(b"a").size(5).block();
+    linked.extend(padded(b"hello"));
+    check(&[linked], None);
+    check(&[header("c", b'3').block()], None);
+    check(&[header("c", b'3').v7().block()], Some(("c", Is::OldDevice)));
+    check(&[member(b"d/", b'D', b"Yf\0\0")], Some(("d/", Is::Incremental)));
+    check(&[member(b"label", b'V', b"")], Some(("label", Is::Label)));
+    // The first one counts.
+    check(&[member(b"label", b'V', b""), header("d/", 0).block()], Some(("label", Is::Label)));
 }
 
 #[test]

@@ -12,6 +12,8 @@ use crate::Digest;
 
 /// Media type of the payload of a signature.
 pub(super) const SIMPLE_SIGNING: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
+/// Media type of the payload that signs an image id.
+pub(super) const IMAGE_SIGNING: &str = "application/vnd.quire.image-signature.v1+json";
 /// Annotation of a payload: the signature in base64.
 pub(super) const ANNOTATION: &str = "dev.cosignproject.cosign/signature";
 /// Media type of the manifest that lists the signatures.
@@ -41,9 +43,10 @@ pub struct SignatureTag {
 #[error("the tag of the image's signatures has a document that is not a list of signatures")]
 pub struct AttachError;
 
-/// Adds signatures to the manifest at the tag, of which `old` is the current one. Returns `None` if it has all of them.
-/// Only signatures in the form of simple signing can be added; others are left out. A signature by `key` is not added if
-/// the manifest has another one by this key of the same payload, because signatures by ECDSA differ each time.
+/// Adds signatures to the manifest at the tag, of which `old` is the current one. Returns `None` if it has all of
+/// them. Only signatures in the form of simple signing can be added; others are left out. A signature by `key` is not
+/// added if the manifest has another one by this key of the same payload, because signatures by ECDSA differ each
+/// time.
 ///
 /// # Errors
 /// [`AttachError`] if `old` is not such a manifest.
@@ -52,6 +55,28 @@ pub fn attach(
     signatures: &[Signature],
     key: Option<&PublicKey>,
 ) -> Result<Option<SignatureTag>, AttachError> {
+    add(old, signatures, Form::SimpleSigning, key)
+}
+
+/// As [`attach`], for the signatures of image ids. Only layouts have them.
+///
+/// # Errors
+/// As [`attach`].
+pub fn attach_of_image(
+    old: Option<&[u8]>,
+    signatures: &[Signature],
+) -> Result<Option<SignatureTag>, AttachError> {
+    add(old, signatures, Form::Image, None)
+}
+
+/// Adds the signatures of one form.
+fn add(
+    old: Option<&[u8]>,
+    signatures: &[Signature],
+    form: Form,
+    key: Option<&PublicKey>,
+) -> Result<Option<SignatureTag>, AttachError> {
+    let payload_type = if form == Form::Image { IMAGE_SIGNING } else { SIMPLE_SIGNING };
     let mut manifest = match old {
         None => Map::new(),
         Some(old) => serde_json::from_slice(old).map_err(|_error| AttachError)?,
@@ -67,7 +92,7 @@ pub fn attach(
         return Err(AttachError);
     }
     let mut blobs = Vec::new();
-    for signature in signatures.iter().filter(|it| it.form == Form::SimpleSigning) {
+    for signature in signatures.iter().filter(|it| it.form == form) {
         let payload = Digest::sha256(&signature.payload).to_string();
         let text = STANDARD.encode(&signature.signature);
         let is_by = |key: &PublicKey, text: &str| {
@@ -82,7 +107,7 @@ pub fn attach(
             continue;
         }
         let layer = json!({
-            "mediaType": SIMPLE_SIGNING, "size": signature.payload.len(), "digest": payload,
+            "mediaType": payload_type, "size": signature.payload.len(), "digest": payload,
             "annotations": {ANNOTATION: text},
         });
         // Verifiers read a limited number of signatures, so the new one is the first.

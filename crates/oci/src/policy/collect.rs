@@ -7,8 +7,8 @@ use std::error::Error;
 
 use serde::Deserialize;
 
-use super::attach::{ANNOTATION, SIMPLE_SIGNING, signature_tag};
-use super::signature::{PAYLOAD_MAX, Signature};
+use super::attach::{ANNOTATION, IMAGE_SIGNING, SIMPLE_SIGNING, signature_tag};
+use super::signature::{Form, PAYLOAD_MAX, Signature};
 use crate::Digest;
 use crate::manifest::Descriptor;
 
@@ -19,6 +19,8 @@ pub const SIGSTORE_BUNDLE: &str = "application/vnd.dev.sigstore.bundle.v0.3+json
 
 /// Maximum number of signatures that are fetched for one manifest or index.
 pub(super) const SIGNATURES_MAX: usize = 32;
+/// Maximum number of manifests and blobs that are fetched for one manifest or index. Few of them are no signatures.
+const FETCHES_MAX: usize = 4 * SIGNATURES_MAX;
 /// Maximum size of a bundle in bytes: a payload in base64, with certificates and log entries.
 const BUNDLE_MAX: u64 = 2 * PAYLOAD_MAX;
 
@@ -76,6 +78,24 @@ struct Artifact {
     layers: Vec<Descriptor>,
 }
 
+/// The number of documents that may still be fetched for one manifest or index.
+pub(super) struct Budget(usize);
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self(FETCHES_MAX)
+    }
+}
+
+impl Budget {
+    /// Counts a document. Returns whether it may be fetched.
+    pub(super) fn take(&mut self) -> bool {
+        let rest = self.0.checked_sub(1);
+        self.0 = rest.unwrap_or_default();
+        rest.is_some()
+    }
+}
+
 /// Returns all signatures of the manifest or index with this digest, unverified. Malformed signatures are skipped.
 pub(super) fn collect(
     source: &impl SignatureSource,
@@ -83,11 +103,11 @@ pub(super) fn collect(
 ) -> Result<Vec<Signature>, CollectError> {
     let failed =
         |source: Box<dyn Error + Send + Sync>| CollectError { digest: Box::new(*digest), source };
-    let mut found = Vec::new();
+    let (mut found, mut budget) = (Vec::new(), Budget::default());
     if let Some(bytes) =
         source.manifest_by_tag(&signature_tag(digest)).map_err(|it| failed(it.into()))?
     {
-        read(source, &bytes, &mut found).map_err(|it| failed(it.into()))?;
+        read(source, &bytes, &mut budget, &mut found).map_err(|it| failed(it.into()))?;
     }
     for kind in [COSIGN_SIGNATURE, SIGSTORE_BUNDLE] {
         let referrers = source.referrers(digest, kind).map_err(|it| failed(it.into()))?;
@@ -95,7 +115,8 @@ pub(super) fn collect(
             let bytes = source.manifest(&referrer.digest).map_err(|it| failed(it.into()))?;
             match bytes {
                 Some(bytes) if referrer.digest.matches(&bytes) => {
-                    read(source, &bytes, &mut found).map_err(|it| failed(it.into()))?;
+                    read(source, &bytes, &mut budget, &mut found)
+                        .map_err(|it| failed(it.into()))?;
                 }
                 _ => {
                     let signature = referrer.digest;
@@ -104,14 +125,18 @@ pub(super) fn collect(
             }
         }
     }
+    // Signatures of image ids are for images made here, which a registry does not know.
+    found.retain(|it| it.form() != Form::Image);
     found.sort_unstable();
     found.dedup();
     Ok(found)
 }
 
-fn read<S: SignatureSource>(
+/// Reads the signatures that a manifest lists.
+pub(super) fn read<S: SignatureSource>(
     source: &S,
     manifest: &[u8],
+    budget: &mut Budget,
     found: &mut Vec<Signature>,
 ) -> Result<(), S::Error> {
     let Ok(artifact) = serde_json::from_slice::<Artifact>(manifest) else {
@@ -124,7 +149,7 @@ fn read<S: SignatureSource>(
             return Ok(());
         }
         let limit = match layer.media_type.as_str() {
-            SIMPLE_SIGNING => PAYLOAD_MAX,
+            SIMPLE_SIGNING | IMAGE_SIGNING => PAYLOAD_MAX,
             SIGSTORE_BUNDLE => BUNDLE_MAX,
             _ => continue,
         };
@@ -132,12 +157,20 @@ fn read<S: SignatureSource>(
             tracing::warn!(blob = %layer.digest, size = layer.size, "too large for a signature: ignored");
             continue;
         }
+        if !budget.take() {
+            tracing::warn!("more than {FETCHES_MAX} documents of signatures: ignoring the rest");
+            return Ok(());
+        }
         let bytes = source.blob(&layer.digest, limit)?;
         let signature = match layer.annotations.get(ANNOTATION) {
             _ if !layer.digest.matches(&bytes) => None,
             Some(signature) if layer.media_type == SIMPLE_SIGNING => {
                 Signature::simple(bytes, signature)
             }
+            Some(signature) if layer.media_type == IMAGE_SIGNING => {
+                Signature::of_image(bytes, signature)
+            }
+            None if layer.media_type == IMAGE_SIGNING => None,
             _ => Signature::from_bundle(&bytes),
         };
         match signature {

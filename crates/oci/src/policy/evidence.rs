@@ -9,14 +9,17 @@ use super::signature::{Form, Signature};
 use crate::Digest;
 use crate::manifest::Document;
 
-/// Maximum number of signatures that are stored with one manifest. Real images have one to five.
+/// Maximum number of signatures of each kind that are stored with one manifest: those made on this host, and others.
+/// Real images have one to five.
 const SIGNATURES_KEPT: usize = 64;
 /// Maximum number of repositories that are stored.
 const ORIGINS_KEPT: usize = 64;
 /// Maximum total size of the indexes that are stored, in bytes.
 const INDEXES_KEPT: usize = 8 << 20;
 /// Maximum total size of the payloads of signatures that are stored, in bytes. With base64, all fits into the file.
-const PAYLOADS_KEPT: usize = 4 << 20;
+const PAYLOADS_KEPT: usize = 3 << 20;
+/// The same for signatures that were made on this host. Such a payload has less than 1 KiB.
+const OWN_PAYLOADS_KEPT: usize = 512 << 10;
 
 /// Evidence about a manifest. Its signatures are unverified; [`Policies::decide`](super::Policies::decide) verifies
 /// them.
@@ -26,8 +29,10 @@ pub struct Evidence {
     pub origins: Vec<Repository>,
     /// Indexes that led to the manifest, byte for byte. Often they are signed instead of the manifest.
     pub indexes: Vec<Vec<u8>>,
-    /// Unverified signatures of the manifest or of one of the indexes.
+    /// Unverified signatures of the manifest or of one of the indexes, from registries and layouts.
     pub signatures: Vec<Signature>,
+    /// Signatures that were made on this host, which others never replace. They are verified like the others.
+    pub own: Vec<Signature>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -42,9 +47,17 @@ struct RawSignature {
     form: Form,
     payload: String,
     signature: String,
+    /// Whether it was made on this host.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    own: bool,
 }
 
 impl Evidence {
+    /// Returns all signatures, those that were made on this host first.
+    pub fn all_signatures(&self) -> impl Iterator<Item = &Signature> {
+        self.own.iter().chain(&self.signatures)
+    }
+
     /// Decodes the text that [`encode`](Self::encode) made.
     ///
     /// # Errors
@@ -52,15 +65,19 @@ impl Evidence {
     pub fn decode(bytes: &[u8]) -> Result<Self, serde_json::Error> {
         let raw: Raw = serde_json::from_slice(bytes)?;
         let plain = |text: &String| STANDARD.decode(text).map_err(serde::de::Error::custom);
-        let mut signatures = Vec::new();
-        for it in raw.signatures.into_iter().take(SIGNATURES_KEPT) {
-            // A malformed signature is dropped.
-            signatures.extend(Signature::new(it.form, plain(&it.payload)?, plain(&it.signature)?));
+        let (mut signatures, mut own) = (Vec::new(), Vec::new());
+        for it in raw.signatures {
+            let list = if it.own { &mut own } else { &mut signatures };
+            if list.len() < SIGNATURES_KEPT {
+                // A malformed signature is dropped.
+                list.extend(Signature::new(it.form, plain(&it.payload)?, plain(&it.signature)?));
+            }
         }
         Ok(Self {
             origins: raw.origins.iter().filter_map(|it| Repository::from_name(it)).collect(),
             indexes: raw.indexes.iter().map(plain).collect::<Result<_, _>>()?,
             signatures,
+            own,
         })
     }
 
@@ -70,20 +87,23 @@ impl Evidence {
     /// Cannot happen, because lists and texts can always be encoded as JSON.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let signature = |it: &Signature| RawSignature {
+        let signature = |it: &Signature, own| RawSignature {
             form: it.form,
             payload: STANDARD.encode(&it.payload),
             signature: STANDARD.encode(&it.signature),
+            own,
         };
+        let own = self.own.iter().map(|it| signature(it, true));
         let raw = Raw {
             origins: self.origins.iter().map(ToString::to_string).collect(),
             indexes: self.indexes.iter().map(|it| STANDARD.encode(it)).collect(),
-            signatures: self.signatures.iter().map(signature).collect(),
+            signatures: own.chain(self.signatures.iter().map(|it| signature(it, false))).collect(),
         };
         serde_json::to_vec(&raw).expect("strings and lists serialize to JSON")
     }
 
-    /// Adds the new parts of `other`, up to the limits.
+    /// Adds the new parts of `other`, up to the limits. Signatures that were made on this host have limits of their
+    /// own, so that no number of others replaces them.
     pub fn add(&mut self, other: &Self) {
         fn add<T: Clone + PartialEq>(list: &mut Vec<T>, more: &[T], most: usize) {
             for it in more {
@@ -94,7 +114,13 @@ impl Evidence {
             list.truncate(most);
         }
         add(&mut self.origins, &other.origins, ORIGINS_KEPT);
-        add(&mut self.signatures, &other.signatures, SIGNATURES_KEPT);
+        add(&mut self.own, &other.own, SIGNATURES_KEPT);
+        let mut room = OWN_PAYLOADS_KEPT;
+        self.own.retain(|it| take(&mut room, it.payload.len()));
+        // A signature that was made here and pushed comes back with a pull.
+        add(&mut self.signatures, &other.signatures, usize::MAX);
+        self.signatures.retain(|it| !self.own.contains(it));
+        self.signatures.truncate(SIGNATURES_KEPT);
         add(&mut self.indexes, &other.indexes, usize::MAX);
         let mut room = INDEXES_KEPT;
         self.indexes.retain(|it| take(&mut room, it.len()));
@@ -137,5 +163,69 @@ pub(super) fn names_of(manifest: &Digest, indexes: &[Vec<u8>]) -> Vec<Digest> {
         }
         names.extend(found.iter().map(|it| it.0));
         rest = other;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::SignedItem;
+
+    fn signature(number: usize, length: usize) -> Signature {
+        let item = SignedItem::Manifest(Digest::sha256(b"manifest"));
+        let payload = item.payload(&format!("ghcr.io/a{}", "b".repeat(length)));
+        let bytes = [&number.to_le_bytes()[..], &[0; 500]].concat();
+        Signature::new(Form::SimpleSigning, payload, bytes).unwrap()
+    }
+
+    #[test]
+    fn no_number_of_pulled_signatures_replaces_those_made_here() {
+        let own = vec![signature(0, 0), signature(1, 0)];
+        let mut all = Evidence { own: own.clone(), ..Evidence::default() };
+        for turn in 1..10 {
+            // Each turn fills all places, by number or by size.
+            let length = if turn % 2 == 0 { 0 } else { 200 << 10 };
+            let junk = (0..SIGNATURES_KEPT).map(|it| signature(turn * 100 + it, length)).collect();
+            let mut new = Evidence { signatures: junk, ..Evidence::default() };
+            new.add(&all);
+            all = Evidence::decode(&new.encode()).unwrap();
+            assert_eq!(all.own, own);
+            assert!(!all.signatures.is_empty());
+        }
+        // One that was pushed and pulled again is still one that was made here.
+        let mut new = Evidence { signatures: own.clone(), ..Evidence::default() };
+        new.add(&all);
+        assert_eq!(new.own, own);
+        assert!(!new.signatures.contains(&own[0]));
+    }
+
+    /// A file that an earlier version wrote does not state which signatures were made here.
+    #[test]
+    fn signatures_without_a_mark_are_those_of_others() {
+        let new = Evidence { signatures: vec![signature(0, 0)], ..Evidence::default() };
+        let text = String::from_utf8(new.encode()).unwrap();
+        assert!(!text.contains("own"), "{text}");
+        assert_eq!(Evidence::decode(text.as_bytes()).unwrap(), new);
+    }
+
+    /// Source of the maximum: `docs/format/object-store.md`, "Signatures".
+    #[test]
+    fn the_most_that_is_kept_fits_into_the_file() {
+        let name = "a".repeat(200);
+        let origins =
+            (0..100).filter_map(|it| Repository::from_name(&format!("ghcr.io/{it}{name}")));
+        let indexes = (0..100_u8).map(|it| vec![it; 1 << 20]).collect();
+        let many =
+            |from: usize, length| (from..from + 100).map(|it| signature(it, length)).collect();
+        let mut all = Evidence {
+            origins: origins.collect(),
+            indexes,
+            signatures: many(0, 250 << 10),
+            own: many(100, 100 << 10),
+        };
+        all.add(&Evidence { signatures: many(200, 0), own: many(300, 0), ..Evidence::default() });
+        assert_eq!((all.own.len(), all.signatures.len()), (5, 12));
+        let length = all.encode().len();
+        assert!((15 << 20..16 << 20).contains(&length), "{length}");
     }
 }

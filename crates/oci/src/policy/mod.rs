@@ -9,6 +9,7 @@ mod collect;
 mod evidence;
 mod file;
 mod key;
+mod layout;
 mod name;
 #[cfg(feature = "registry")]
 mod registry;
@@ -17,11 +18,12 @@ mod signature;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-pub use attach::{AttachError, SignatureTag, attach, signature_tag};
+pub use attach::{AttachError, SignatureTag, attach, attach_of_image, signature_tag};
 pub use collect::{COSIGN_SIGNATURE, CollectError, SIGSTORE_BUNDLE, SignatureSource};
 pub use evidence::Evidence;
 pub use file::{Accept, Default, Flaw, Identity, Policy, PolicyError, Rule};
 pub use key::{KeyError, PublicKey};
+pub use layout::{LayoutSignatures, image_signature_tag};
 pub use name::{ImageOrigin, Pattern, Repository};
 #[cfg(feature = "registry")]
 pub use registry::Unanswered;
@@ -302,8 +304,8 @@ fn signer(
     evidence: &Evidence,
 ) -> Result<PathBuf, Reason> {
     let files = || keys.iter().map(|it| it.0.clone()).collect();
-    let count = evidence.signatures.len();
-    let claims = evidence.signatures.iter().filter_map(|it| Some((it, it.claim()?)));
+    let count = evidence.all_signatures().count();
+    let claims = evidence.all_signatures().filter_map(|it| Some((it, it.claim()?)));
     let claims = claims.filter(|(_, claim)| items.iter().any(|it| claim.is_for(it)));
     let claims: Vec<_> = claims.collect();
     if claims.is_empty() {
@@ -352,10 +354,11 @@ pub fn admit(
         }
         // Signatures by known keys come first, because only a limited number is stored, and anyone may sign.
         signatures.sort_by_key(|it| policies.key_of(it).is_none());
-        // The rest of the room in the store is for signatures that were made here, and for those from other registries.
+        // The rest of the room in the store is for signatures from other registries.
         signatures.truncate(collect::SIGNATURES_MAX);
     }
-    let evidence = Evidence { origins: vec![repository.clone()], indexes, signatures };
+    let evidence =
+        Evidence { origins: vec![repository.clone()], indexes, signatures, own: Vec::new() };
     let name = format!("{repository}@{manifest}");
     let subject = Subject { name, source, manifest: Some(*manifest), local: None };
     let verdict = policies.decide(&subject, &evidence)?;

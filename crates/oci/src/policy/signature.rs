@@ -198,6 +198,12 @@ impl Signature {
         Self::new(Form::SimpleSigning, payload, signature)
     }
 
+    /// The same for the signature of an image id.
+    pub(super) fn of_image(payload: Vec<u8>, signature: &str) -> Option<Self> {
+        let signature = STANDARD.decode(signature).ok()?;
+        Self::new(Form::Image, payload, signature)
+    }
+
     /// Makes a signature from a sigstore bundle.
     pub(super) fn from_bundle(bundle: &[u8]) -> Option<Self> {
         let Bundle { dsse_envelope: envelope } = serde_json::from_slice(bundle).ok()?;

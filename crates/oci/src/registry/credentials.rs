@@ -14,6 +14,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
+use zeroize::Zeroize as _;
 
 use crate::reference::{DOCKER_HUB, DOCKER_HUB_API};
 
@@ -22,7 +23,7 @@ pub use save::{Kept, Removed};
 /// Docker Hub's name in credential files and for helpers.
 const DOCKER_HUB_KEY: &str = "https://index.docker.io/v1/";
 
-/// A text that never appears in messages or logs.
+/// A text that never appears in messages or logs, and whose memory is overwritten at the end.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Secret(String);
 
@@ -37,6 +38,12 @@ impl Secret {
     #[must_use]
     pub(super) fn expose(&self) -> &str {
         &self.0
+    }
+}
+
+impl Drop for Secret {
+    fn drop(&mut self) {
+        self.0.zeroize();
     }
 }
 

@@ -65,6 +65,12 @@ impl Passphrase {
     }
 }
 
+impl From<Zeroizing<Vec<u8>>> for Passphrase {
+    fn from(text: Zeroizing<Vec<u8>>) -> Self {
+        Self(text)
+    }
+}
+
 impl fmt::Debug for Passphrase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")

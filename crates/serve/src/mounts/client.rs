@@ -1,14 +1,16 @@
 //! Client of the mount service: sends an image and gets a mount of it.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
 use container::root::LentMount;
+use image::verity::Algorithm;
 use kernel::mount::Detached;
 use rustix::fs::{MemfdFlags, SealFlags};
 
+use super::images::image_id;
 use super::wire::{DescribeReply, LendAsk, LendReply, MountsError};
 use crate::varlink::{CallError, Client, Patience};
 
@@ -53,14 +55,25 @@ impl MountClient {
     }
 
     /// Gets a detached mount of an image for a user namespace. `places` are the paths that the mount must contain as
-    /// mount points.
+    /// mount points. `algorithm` is that of the image's id.
     pub fn lend(
         &mut self,
         image: BorrowedFd<'_>,
+        algorithm: Algorithm,
         user_namespace: OwnedFd,
         places: &[&str],
     ) -> Result<LentMount, MountClientError> {
         let image = sealed_copy(image).map_err(MountClientError::Send)?;
+        // The service tells the id with SHA-256. Nobody can change the copy, so another id of it is that of the same
+        // bytes.
+        let hash = |algorithm| {
+            let hashed = image_id(image.as_fd(), algorithm);
+            hashed.map_err(|errno| MountClientError::Send(errno.into()))
+        };
+        let own = match algorithm {
+            Algorithm::Sha256 => None,
+            other => Some((hash(Algorithm::Sha256)?, hash(other)?)),
+        };
         let ask = LendAsk {
             image_file_descriptor: 0,
             user_namespace_file_descriptor: 1,
@@ -80,7 +93,11 @@ impl MountClient {
                         "leaving out device nodes of the image"
                     );
                 }
-                let of = reply.image.parse().map_err(talk)?;
+                let told = reply.image.parse().map_err(talk)?;
+                let of = match own {
+                    Some((sent, own)) if sent == told => own,
+                    _ => told,
+                };
                 Ok(LentMount { mount: Detached::from_fd(mount), of })
             }
             _ => Err(MountClientError::Talk(

@@ -1,13 +1,14 @@
 //! Copies of images in unnamed files. A copy is kept while it is mounted, and for a short time afterwards.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use container::root::mount_service::LentImage;
-use image::verity::ImageId;
+use image::verity::{Algorithm, Hasher, ImageId};
 use kernel::mount::Acl;
+use rustix::io::Errno;
 
 use super::users::MountLimits;
 use super::wire::MountsError;
@@ -154,4 +155,19 @@ fn room(
         )));
     }
     Ok(())
+}
+
+/// Returns the id that an image has in a store with this algorithm.
+pub(super) fn image_id(image: BorrowedFd<'_>, algorithm: Algorithm) -> Result<ImageId, Errno> {
+    let mut hasher = Hasher::new(algorithm);
+    let mut piece = vec![0; 1 << 18];
+    let mut position = 0;
+    loop {
+        let read = kernel::files::read_full(image, &mut piece, position)?;
+        hasher.update(&piece[..read]);
+        position += read as u64;
+        if read < piece.len() {
+            return Ok(ImageId::new(hasher.finish()));
+        }
+    }
 }

@@ -28,7 +28,8 @@ impl LendImage for MountLender {
     ) -> Result<Option<LentMount>, Box<dyn std::error::Error + Send + Sync>> {
         let Some(mut client) = MountClient::connect(&self.0)? else { return Ok(None) };
         let user_namespace = File::open("/proc/self/ns/user")?;
-        Ok(Some(client.lend(image.image.fd(), user_namespace.into(), places)?))
+        let algorithm = image.id.algorithm();
+        Ok(Some(client.lend(image.image.fd(), algorithm, user_namespace.into(), places)?))
     }
 }
 

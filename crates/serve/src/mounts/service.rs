@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use container::bundle::userns::IdMap;
-use image::verity::{Algorithm, Hasher, ImageId};
+use image::verity::Algorithm;
 use kernel::mount::OVERLAY_USER_DATA;
 use kernel::process::{
     IdMaps, IdRange, Process, Setup, Signal, is_peer_its_users_own, spawn, user_namespace,
@@ -27,7 +27,7 @@ use zlink::connection::socket::FetchPeerCredentials as _;
 use zlink::tokio::unix::Stream;
 
 use super::connection::{LendAnswer, PIECE_MAX};
-use super::images::{Copies, Copy, CopyKey};
+use super::images::{Copies, Copy, CopyKey, image_id};
 use super::namespace;
 use super::users::{LineNumber, MountPolicy, Peer, TurnOf, UserCounts};
 use super::wire::{DescribeReply, LendReply, MountsError};
@@ -520,8 +520,19 @@ impl Service {
         check_sealed(image.as_fd(), policy)?;
         let given = (self.environment.ids)(peer.user, peer.group);
         let maps = namespace::check(user_namespace.as_fd(), peer, &given)?;
-        let id = hash(image.as_fd())?;
-        policy.allows(&id)?;
+        let hash = |algorithm| {
+            let hashed = image_id(image.as_fd(), algorithm);
+            hashed.map_err(|errno| MountsError::failed("cannot read the image", &errno))
+        };
+        let id = hash(Algorithm::Sha256)?;
+        if !policy.allows(&id) {
+            // In stores with other hashes, the image has another id.
+            let others = policy.other_algorithms().map(|algorithm| hash(algorithm));
+            let others = others.collect::<Result<Vec<_>, _>>()?;
+            if !others.iter().any(|it| policy.allows(it)) {
+                return Err(MountPolicy::refusal(&id, &others));
+            }
+        }
         let inside = |ranges: &[IdRange]| ranges.iter().map(|it| (it.inside, it.count)).collect();
         let ids = [inside(&maps.users), inside(&maps.groups)];
         let key = CopyKey { user: peer.user, image: id, ids, places: places.to_vec() };
@@ -589,21 +600,6 @@ fn check_sealed(image: BorrowedFd<'_>, policy: &MountPolicy) -> Result<(), Mount
         return Ok(());
     }
     Err(MountsError::invalid("the image is not sealed, or too large"))
-}
-
-fn hash(image: BorrowedFd<'_>) -> Result<ImageId, MountsError> {
-    let mut hasher = Hasher::new(Algorithm::Sha256);
-    let mut piece = vec![0; 1 << 18];
-    let mut position = 0;
-    loop {
-        let read = kernel::files::read_full(image, &mut piece, position);
-        let read = read.map_err(|errno| MountsError::failed("cannot read the image", &errno))?;
-        hasher.update(&piece[..read]);
-        position += read as u64;
-        if read < piece.len() {
-            return Ok(ImageId::new(hasher.finish()));
-        }
-    }
 }
 
 /// Refuses a client whose user id may come from another user's namespace.

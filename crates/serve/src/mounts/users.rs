@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use image::verity::ImageId;
+use image::verity::{Algorithm, ImageId};
 
 use super::wire::MountsError;
 
@@ -75,15 +75,24 @@ impl MountPolicy {
         }
     }
 
-    /// Checks whether an image may be mounted.
-    pub(super) fn allows(&self, image: &ImageId) -> Result<(), MountsError> {
-        match &self.images {
-            Some(allowed) if !allowed.contains(image) => Err(MountsError::denied(format!(
-                "the mount service does not mount image {image}: it is not among `images` below \
-                [mounts] in /etc/quire/serve.toml"
-            ))),
-            _ => Ok(()),
-        }
+    /// Whether an image may be mounted.
+    pub(super) fn allows(&self, image: &ImageId) -> bool {
+        self.images.as_ref().is_none_or(|allowed| allowed.contains(image))
+    }
+
+    /// Returns the algorithms of the allowed ids but SHA-256, which is that of most stores.
+    pub(super) fn other_algorithms(&self) -> impl Iterator<Item = Algorithm> {
+        let allowed = || self.images.iter().flatten().map(ImageId::algorithm);
+        [Algorithm::Sha512].into_iter().filter(move |it| allowed().any(|other| other == *it))
+    }
+
+    /// Returns the error for an image that has these ids.
+    pub(super) fn refusal(image: &ImageId, others: &[ImageId]) -> MountsError {
+        let others: String = others.iter().map(|it| format!(" or {it}")).collect();
+        MountsError::denied(format!(
+            "the mount service does not mount image {image}{others}: it is not among `images` below [mounts] in \
+            /etc/quire/serve.toml"
+        ))
     }
 }
 

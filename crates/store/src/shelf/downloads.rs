@@ -59,6 +59,10 @@ pub struct PartialBlob<'s> {
     room: Room,
 }
 
+/// The lock of [`DownloadShelf::lock_signatures`].
+#[derive(Debug)]
+pub struct SignaturesLock(#[expect(dead_code, reason = "it is held, not used")] Directory);
+
 /// The directory `blobs/`, with the files of pulls.
 #[derive(Debug)]
 pub struct DownloadShelf {
@@ -176,6 +180,19 @@ impl DownloadShelf {
     /// As [`signatures`](Self::signatures).
     pub fn image_signatures(&self, image: &ImageId) -> Result<Option<Vec<u8>>, DiskError> {
         self.directory.read_all(BlobFile::ImageSignatures(*image).file_name(), SIGNATURES_MAX)
+    }
+
+    /// Waits until no other process changes signatures, and makes others wait until the lock is dropped. Lock before
+    /// reading signatures that [`set_signatures`](Self::set_signatures) will replace.
+    ///
+    /// # Errors
+    /// [`DiskError`] if the lock cannot be taken.
+    pub fn lock_signatures(&self) -> Result<SignaturesLock, DiskError> {
+        // The lock needs a separate descriptor, because flock belongs to the open file description. `tmp/` is locked as
+        // commits lock it, because other users cannot open it in a shared store.
+        let directory = self.tmp.open(".")?;
+        directory.lock()?;
+        Ok(SignaturesLock(directory))
     }
 
     /// Stores these bytes for a manifest, durably, and replaces earlier ones. `gc` removes them together with the

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::io;
 
 use image::composefs_rs::{
-    Draft, DraftError, DraftFile, LabelError, Layout, Lookup, POLICY_MAX, Policy, PolicyText,
-    policy_name, write_layout2,
+    ComposefsLayout, Draft, DraftFile, LabelError, LabelPolicy, Lookup, POLICY_MAX, PolicyText,
+    SealedTreeError, policy_name, write_layout2,
 };
 use image::digest::Digest;
 use image::erofs::{ErofsWriteError, Profile, Version, Versions};
 use image::tar::recipe::{RebuildError, Skeleton, object_at};
-use image::tar::{Entry, Kind, Reader, TarError};
+use image::tar::{Entry, Kind, Reader, TarError, UnusualTar};
 use image::tree::{Content, Location, Node, Tree, TreeError};
 use image::verity::{Algorithm, Hasher, ImageId, ObjectId, VerityDigest};
 use oci::manifest::is_erofs_layer;
@@ -39,8 +39,8 @@ pub enum SealedTree {
 pub struct IdFormat {
     /// Algorithm of the id, and of the objects that the image names.
     pub algorithm: Algorithm,
-    /// Layout of the image. An unchanged tree has V1.
-    pub layout: Layout,
+    /// ComposefsLayout of the image. An unchanged tree has V1.
+    pub layout: ComposefsLayout,
 }
 
 /// The reason why an id cannot be computed.
@@ -51,13 +51,19 @@ pub enum ComposefsIdError {
     Export(#[from] ExportError),
     /// composefs-rs makes no image.
     #[error("composefs-rs makes no image of layer {diff_id}")]
-    Layer { diff_id: Digest, source: Box<DraftError> },
+    Layer { diff_id: Digest, source: Box<SealedTreeError> },
     /// composefs-rs makes no image.
     #[error("composefs-rs makes no image of this tree")]
-    Draft(#[source] DraftError),
+    Draft(#[source] SealedTreeError),
     /// The layer has a file that composefs-rs does not import.
     #[error("composefs-rs makes no image of layer {diff_id}: it has the sparse file \"{}\"", path.escape_ascii())]
     Sparse { diff_id: Digest, path: Vec<u8> },
+    /// The layer has an entry that composefs-rs reads differently, or refuses.
+    #[error(
+        "composefs-rs makes no image of layer {diff_id}, or another one: \"{}\" {what}",
+        entry.escape_ascii()
+    )]
+    Unusual { diff_id: Digest, entry: Vec<u8>, what: UnusualTar },
     /// composefs-rs imports only tars.
     #[error("composefs-rs makes no image of layer {0}, which is an EROFS image")]
     ErofsLayer(Digest),
@@ -85,7 +91,7 @@ pub enum ComposefsIdError {
 }
 
 impl ComposefsIdError {
-    fn layer(diff_id: Digest, source: DraftError) -> Self {
+    fn layer(diff_id: Digest, source: SealedTreeError) -> Self {
         Self::Layer { diff_id, source: Box::new(source) }
     }
 
@@ -141,8 +147,8 @@ fn id(tree: &Tree, format: IdFormat) -> Result<VerityDigest, ComposefsIdError> {
     let mut hasher = Hasher::new(format.algorithm);
     let profile = Profile::Composefs(Versions { min: Version::V1, max: Version::V1 });
     let written = match format.layout {
-        Layout::V1 => image::erofs::write(tree, &profile, &mut hasher).map(drop),
-        Layout::V2 => write_layout2(tree, &mut hasher),
+        ComposefsLayout::V1 => image::erofs::write(tree, &profile, &mut hasher).map(drop),
+        ComposefsLayout::V2 => write_layout2(tree, &mut hasher),
     };
     written.map_err(|source| ComposefsIdError::Image(Box::new(source)))?;
     Ok(hasher.finish())
@@ -160,9 +166,15 @@ fn finish(
     if tree == SealedTree::Bootable {
         draft.transform_for_boot().map_err(ComposefsIdError::Draft)?;
         if let Some(mut policy) = policy(store, &draft, options)? {
-            draft.relabel(&mut policy)?;
+            draft.relabel(&mut policy, &|| options.go_on().is_err()).map_err(
+                |error| match error {
+                    LabelError::Stopped => ExportError::Cancelled.into(),
+                    error => ComposefsIdError::Labels(error),
+                },
+            )?;
         }
     }
+    draft.check_devices().map_err(ComposefsIdError::Draft)?;
     options.go_on()?;
     let ids = ids(store, draft.objects(), format.algorithm, options)?;
     Ok(match ids {
@@ -226,7 +238,7 @@ fn layer(
             let object = object_at(&places, position);
             draft.set_object(file, object.ok_or(ComposefsIdError::Incomplete { diff_id })?);
         }
-        let Some(mut entry) = next else { return Ok(()) };
+        let Some(mut entry) = next else { break };
         let is_whole = match entry.segments {
             [] => entry.size == 0,
             [it] => it.offset == 0 && it.length == entry.size,
@@ -237,6 +249,12 @@ fn layer(
         }
         let position = entry.position;
         last = add(draft, &mut entry, diff_id)?.map(|file| (position, file));
+    }
+    match reader.unusual() {
+        Some((entry, what)) => {
+            Err(ComposefsIdError::Unusual { diff_id, entry: entry.to_vec(), what })
+        }
+        None => Ok(()),
     }
 }
 
@@ -285,7 +303,7 @@ fn policy(
     store: &Store,
     draft: &Draft,
     options: &Options<'_>,
-) -> Result<Option<Policy>, ComposefsIdError> {
+) -> Result<Option<LabelPolicy>, ComposefsIdError> {
     let read = |directory: &str, name: &str| {
         let found = draft.file(directory, name).map_err(ComposefsIdError::Draft)?;
         let Lookup::Found(content) = found else { return Ok(None) };
@@ -309,12 +327,12 @@ fn policy(
         let found = read(&directory, &format!("file_contexts{suffix}"))?;
         if found.is_none() && suffix.is_empty() {
             let path = format!("{directory}/file_contexts");
-            return Err(ComposefsIdError::Draft(DraftError::NotRegular(path)));
+            return Err(ComposefsIdError::Draft(SealedTreeError::NotRegular(path)));
         }
         text.contexts.extend(found);
     }
     for suffix in [".subs", ".subs_dist"] {
         text.substitutions.extend(read(&directory, &format!("file_contexts{suffix}"))?);
     }
-    Ok(Some(Policy::parse(&text)?))
+    Ok(Some(LabelPolicy::parse(&text)?))
 }

@@ -60,6 +60,18 @@ pub fn to_disk(
     Ok(DiskReport { image, bytes, partition: ids.partition })
 }
 
+/// Returns the length in bytes that the first block of an image states.
+fn image_length(block: &[u8]) -> u64 {
+    let mut blocks = [0; 4];
+    blocks.copy_from_slice(&block[BLOCKS_AT..BLOCKS_AT + 4]);
+    u64::from(u32::from_le_bytes(blocks)) * BLOCK as u64
+}
+
+/// Returns the error for an image of another length than its first block states.
+fn wrong_length(written: u64, stated: Option<u64>) -> io::Error {
+    io::Error::other(format!("the image has {written} bytes, but its superblock states {stated:?}"))
+}
+
 /// UUIDs in a partition table, and the alignment of the disk's length.
 #[derive(Debug, Clone, Copy)]
 struct Ids {
@@ -72,7 +84,7 @@ struct Ids {
 
 /// Lengths of the image in bytes, and the table.
 #[derive(Debug)]
-struct Layout {
+struct DiskLayout {
     image: u64,
     table: DiskTable,
 }
@@ -84,7 +96,7 @@ struct Disk<'a> {
     /// The first block of the image, until it is complete.
     start: Vec<u8>,
     /// `None` until the first block is complete.
-    layout: Option<Layout>,
+    layout: Option<DiskLayout>,
     /// Number of bytes of the image that were written.
     written: u64,
 }
@@ -99,10 +111,7 @@ impl Write for Disk<'_> {
         let count = bytes.len().min(BLOCK - self.start.len());
         self.start.extend_from_slice(&bytes[..count]);
         if self.start.len() == BLOCK {
-            let mut blocks = [0; 4];
-            blocks.copy_from_slice(&self.start[BLOCKS_AT..BLOCKS_AT + 4]);
-            let image = u64::from(u32::from_le_bytes(blocks)) * BLOCK as u64;
-            let layout = Layout::for_image(image, &self.ids)?;
+            let layout = DiskLayout::for_image(image_length(&self.start), &self.ids)?;
             self.out.write_all(&layout.table.head)?;
             zeros(self.out, MIB - layout.table.head.len() as u64)?;
             self.out.write_all(&self.start)?;
@@ -121,12 +130,8 @@ impl Disk<'_> {
     /// Writes the data after the image. Returns the length of the disk in bytes.
     fn finish(self) -> io::Result<u64> {
         let length = self.layout.as_ref().map(|it| it.image);
-        let Some(layout) = self.layout.filter(|it| it.image == self.written) else {
-            return Err(io::Error::other(format!(
-                "the image has {} bytes, but its superblock states {length:?}",
-                self.written
-            )));
-        };
+        let layout = self.layout.filter(|it| it.image == self.written);
+        let layout = layout.ok_or_else(|| wrong_length(self.written, length))?;
         let table = layout.table;
         zeros(self.out, table.bytes - MIB - layout.image - table.tail.len() as u64)?;
         self.out.write_all(&table.tail)?;
@@ -135,7 +140,7 @@ impl Disk<'_> {
     }
 }
 
-impl Layout {
+impl DiskLayout {
     fn for_image(image: u64, ids: &Ids) -> io::Result<Self> {
         let partition = DiskPartition {
             kind: ids.root.root(),

@@ -12,18 +12,21 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::FlockOperation;
+use serde::Deserialize as _;
 use serde_json::{Value, json};
 use store::{OperationError, Store};
 
 use super::compress::copy;
 use super::copy_error::CopyError;
+use super::layout_signatures::AddedSignatures;
 use super::{ExportError, ExportPlan, How, Options};
 use crate::progress::Event;
 use crate::stored::StoredError;
 use image::digest::Digest;
+use image::verity::ImageId;
 use oci::files;
 use oci::layout::Layout;
-use oci::manifest::{Document, REF_NAME};
+use oci::manifest::{Descriptor, Document, KIND, KIND_IMAGE, REF_NAME};
 
 #[derive(Debug, Clone)]
 pub struct LayoutReport {
@@ -32,6 +35,8 @@ pub struct LayoutReport {
     pub bytes: u64,
     /// Number of blobs that the layout had already.
     pub reused: usize,
+    /// Number of the image's signatures that the store has and the layout has now.
+    pub signatures: usize,
 }
 
 const INDEX: &str = "index.json";
@@ -40,13 +45,15 @@ const MARKER: &str = "oci-layout";
 const MARKER_TEXT: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
 
 /// Writes an image into the layout in `directory`, which is created if it does not exist. If another image has the
-/// same tag, that entry is removed; other images are kept.
+/// same tag, that entry is removed; other images are kept. The stored signatures of the manifest are added, and those
+/// of the id if `image` is given.
 ///
 /// # Errors
 /// An [`ExportError`], after the removal of all files that were written.
 pub fn to_layout(
     store: &Store,
     plan: &ExportPlan,
+    image: Option<&ImageId>,
     directory: &Path,
     tag: Option<&str>,
     options: &Options<'_>,
@@ -57,7 +64,11 @@ pub fn to_layout(
     // Values drop in reverse order, so the files are removed before the lock is released.
     let made = made;
     let is_new = is_new(directory)?;
-    let index = index(directory, is_new, plan, tag)?;
+    // `Layout::open` limits the length of the old index, and reports errors in it.
+    let layout = if is_new { None } else { Some(Layout::open(directory)) };
+    let layout = layout.transpose().map_err(OperationError::of("add", "to the layout"))?;
+    let signatures = AddedSignatures::new(store, &plan.digest, image, layout.as_ref())?;
+    let index = index(directory, layout.as_ref(), plan, tag, &signatures)?;
     remove_drafts(directory)?;
     let mut blobs: BTreeMap<Digest, BlobContent<'_>> = BTreeMap::new();
     for (number, layer) in plan.layers.iter().enumerate() {
@@ -65,6 +76,9 @@ pub fn to_layout(
     }
     blobs.insert(plan.config.digest, BlobContent::Bytes(&plan.config_bytes));
     blobs.insert(plan.digest, BlobContent::Bytes(&plan.manifest));
+    for (digest, bytes) in &signatures.documents {
+        blobs.insert(*digest, BlobContent::Bytes(bytes));
+    }
     let blobs: Vec<_> = blobs.into_iter().collect();
     for (digest, _) in &blobs {
         if let Some(folder) = blob_path(directory, digest).parent() {
@@ -107,6 +121,7 @@ pub fn to_layout(
         blobs: new.len(),
         bytes: new.iter().sum(),
         reused: written.len() - new.len(),
+        signatures: signatures.count,
     })
 }
 
@@ -305,18 +320,16 @@ fn is_unfinished_marker(path: &Path) -> io::Result<bool> {
 /// Returns the new content of `index.json`.
 fn index(
     directory: &Path,
-    is_new: bool,
+    layout: Option<&Layout>,
     plan: &ExportPlan,
     tag: Option<&str>,
+    signatures: &AddedSignatures,
 ) -> Result<Value, ExportError> {
-    let mut index = if is_new {
-        json!({ "schemaVersion": 2, "mediaType": oci::manifest::INDEX, "manifests": [] })
-    } else {
-        // `Layout::open` limits the length of the old file, and reports errors in it.
-        let layout = Layout::open(directory);
-        let layout = layout.map_err(OperationError::of("add", "to the layout"))?;
+    let mut index = if let Some(layout) = layout {
         let parsed = serde_json::from_slice(layout.index_bytes());
         parsed.map_err(OperationError::at("write", &directory.join(INDEX)))?
+    } else {
+        json!({ "schemaVersion": 2, "mediaType": oci::manifest::INDEX, "manifests": [] })
     };
     let mut entry = json!({
         "mediaType": plan.media_type,
@@ -324,18 +337,26 @@ fn index(
         "size": plan.manifest.len(),
     });
     if let Some(tag) = tag {
-        entry["annotations"] = json!({ REF_NAME: tag });
+        entry["annotations"][REF_NAME] = tag.into();
+    }
+    if signatures.signs_manifest {
+        entry["annotations"][KIND] = KIND_IMAGE.into();
     }
     let manifests = index["manifests"].as_array_mut();
     let manifests = manifests.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData));
     let manifests = manifests.map_err(OperationError::at("write", directory))?;
     let name = |entry: &Value| entry["annotations"][REF_NAME].as_str().map(str::to_owned);
     let is_this = |entry: &Value| entry["digest"] == plan.digest.to_string();
-    if tag.is_none() && manifests.iter().any(|it| name(it).is_none() && !is_this(it)) {
+    // Cosign gives signatures no name.
+    let is_image = |entry: &Value| !Descriptor::deserialize(entry).is_ok_and(|it| it.is_attached());
+    let has_no_name = |entry: &Value| name(entry).is_none() && is_image(entry);
+    if tag.is_none() && manifests.iter().any(|it| has_no_name(it) && !is_this(it)) {
         return Err(ExportError::Untagged(directory.to_owned()));
     }
-    manifests.retain(|it| name(it).as_deref() != tag);
+    manifests
+        .retain(|it| if tag.is_none() { !has_no_name(it) } else { name(it).as_deref() != tag });
     manifests.push(entry);
+    signatures.list(manifests);
     // It is better to refuse the image than to write a layout that other programs cannot read.
     Document::parse(index.to_string().as_bytes()).map_err(StoredError::wrong(&plan.digest))?;
     Ok(index)

@@ -22,6 +22,7 @@ mod flatten;
 mod gzip;
 mod layout;
 mod layout_blobs;
+mod layout_signatures;
 mod plan;
 mod target;
 

@@ -32,7 +32,7 @@ use image::digest::Digest;
 use oci::blobs::BlobSource as _;
 use oci::docker::Archive;
 use oci::files::Stream;
-use oci::layout::Layout;
+use oci::layout::{Layout, LayoutImage};
 use oci::source::{Choice, Input};
 
 /// The source of a layer's blob.
@@ -126,11 +126,10 @@ pub(crate) struct SourceImage<'a> {
 
 pub(super) fn from_layout<'a>(
     layout: &'a Layout,
-    choice: &Choice,
+    found: LayoutImage,
     environment: &ImportContext<'_>,
     options: &ImportOptions<'_>,
 ) -> Result<SourceImage<'a>, ImportError> {
-    let found = layout.find_image(choice, options.platform).map_err(ImportError::layout)?;
     platform::check(&found.settings, environment, options)
         .map_err(|it| ImportError::failed("import", "the image", it))?;
     let mut layers = Vec::new();

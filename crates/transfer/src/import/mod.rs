@@ -62,10 +62,12 @@ pub(crate) use layers::{LayerBlob, LayerProof, LayerSource};
 
 use objects::Target;
 
+use crate::evidence;
 use crate::native::Written;
 use crate::progress::Event;
 use image::digest::Digest;
-use oci::layout::Layout;
+use oci::layout::{Layout, LayoutImage};
+use oci::policy::{Evidence, LayoutSignatures};
 use oci::source::{ImageSource, Input};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -128,6 +130,10 @@ pub struct Report {
     pub hidden_xattrs: Vec<Vec<u8>>,
     /// Numbers of objects that were added, and that the store already had.
     pub objects: Committed,
+    /// Number of signatures that came with the image, verified or not.
+    pub signatures: usize,
+    /// Whether the image comes from a disk with a hash tree, which was not compared with it.
+    pub has_hash_tree: bool,
     /// Duration of each step.
     pub times: Times,
 }
@@ -143,10 +149,10 @@ pub struct Times {
     pub commit: Duration,
 }
 
-/// Imports an image.
+/// Imports an image. If it comes from a layout, the signatures there are stored as well.
 ///
 /// # Errors
-/// [`ImportError`]; the store is unchanged then.
+/// [`ImportError`]; the store is unchanged then, except that an image whose signatures cannot be stored stays.
 pub fn import(
     store: &Store,
     source: &ImageSource,
@@ -155,10 +161,16 @@ pub fn import(
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
     let run = ImportRun::begin(store, environment, options)?;
+    let (mut from_layout, mut has_hash_tree) = (None, false);
     let made = match source {
         ImageSource::Layout { directory, choice } => {
             let layout = Layout::open(directory).map_err(ImportError::layout)?;
-            run.layers(&layers::from_layout(&layout, choice, environment, options)?)?
+            let found = layout.find_image(choice, options.platform).map_err(ImportError::layout)?;
+            let image = layers::from_layout(&layout, found.clone(), environment, options)?;
+            let made = run.layers(&image)?;
+            drop(image);
+            from_layout = Some((layout, found));
+            made
         }
         ImageSource::DockerArchive { file, choice } => run.layers(&run.docker(file, choice)?)?,
         ImageSource::Tar(input) => run.layers(&layers::from_tar(input, environment.cancel)?)?,
@@ -166,7 +178,9 @@ pub fn import(
         ImageSource::Dump(input) => run.dump(input)?,
         ImageSource::Erofs(path) => run.erofs(&ErofsFile::open(path)?)?,
         ImageSource::Disk(path) => {
-            run.erofs(&ErofsFile::open_disk(path, &options.platform.architecture)?)?
+            let root = ErofsFile::open_disk(path, &options.platform.architecture)?;
+            has_hash_tree = root.has_hash_tree();
+            run.erofs(&root)?
         }
     };
     let name = match options.name {
@@ -174,7 +188,36 @@ pub fn import(
         None if options.unnamed => None,
         None => default_name(source, made.name.as_deref()),
     };
-    run.finish(made, name, start)
+    let mut report = run.finish(made, name, start)?;
+    report.has_hash_tree = has_hash_tree;
+    if let Some((layout, found)) = &from_layout {
+        report.signatures = keep_signatures(store, layout, found, &report.image)?;
+    }
+    Ok(report)
+}
+
+/// Stores the signatures that a layout has of an imported image, unverified, and returns their number. Policies verify
+/// them at each use.
+fn keep_signatures(
+    store: &Store,
+    layout: &Layout,
+    found: &LayoutImage,
+    image: &ImageId,
+) -> Result<usize, ImportError> {
+    let LayoutSignatures { of_manifest, of_image } = LayoutSignatures::read(layout, found, image);
+    let count = of_manifest.len() + of_image.len();
+    let failed = |source| ImportError::failed("store", "the signatures of the image", source);
+    if !of_manifest.is_empty() {
+        // The indexes connect the manifest with what is signed.
+        let indexes = found.indexes.clone();
+        let evidence = Evidence { indexes, signatures: of_manifest, ..Evidence::default() };
+        evidence::keep(&evidence, store, &found.manifest.0).map_err(failed)?;
+    }
+    if !of_image.is_empty() {
+        let evidence = Evidence { signatures: of_image, ..Evidence::default() };
+        evidence::keep(&evidence, store, image).map_err(failed)?;
+    }
+    Ok(count)
 }
 
 /// Checks that a source exists, before a store is created for it.
@@ -320,6 +363,8 @@ impl<'a> ImportRun<'a> {
             inodes,
             hidden_xattrs,
             objects,
+            signatures: 0,
+            has_hash_tree: false,
             times: made.times,
         })
     }

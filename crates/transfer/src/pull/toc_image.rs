@@ -169,7 +169,7 @@ impl ChunkPlaces {
             Format::Estargz => BlobKind::GzipChunks { data_end: contents.end },
             Format::ZstdChunked => BlobKind::ZstdChunks { data_end: last.blob.end },
         };
-        let Layout { spans, digests, files, device_bytes } = Layout::new(contents)?;
+        let TocLayout { spans, digests, files, device_bytes } = TocLayout::new(contents)?;
         let head = Head::of_chunks(
             layer.digest,
             layer.size,
@@ -209,7 +209,7 @@ impl Places for ChunkPlaces {
 
 /// A device that has the contents of files in the order of the blob.
 #[derive(Debug, Default)]
-struct Layout {
+struct TocLayout {
     spans: Vec<SpanPlace>,
     /// Digest of each chunk.
     digests: Vec<[u8; 32]>,
@@ -218,7 +218,7 @@ struct Layout {
     device_bytes: u64,
 }
 
-impl Layout {
+impl TocLayout {
     fn new(contents: &Contents) -> Result<Self, Flaw> {
         let mut layout = Self::default();
         let mut end = 0;

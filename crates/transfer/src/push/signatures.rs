@@ -62,7 +62,7 @@ impl SignaturePush<'_> {
     fn signatures(&self) -> Result<Vec<Signature>, SignaturesError> {
         let Self { store, target, manifest, .. } = *self;
         let item = SignedItem::Manifest(*manifest);
-        let stored = read_evidence(store, manifest).map_err(SignError::from)?.signatures;
+        let stored = read_evidence(store, manifest).map_err(SignError::from)?;
         let repository = Repository::new(target.registry(), target.repository());
         let is_ours = |it: &Signature| {
             it.form() == Form::SimpleSigning
@@ -70,7 +70,7 @@ impl SignaturePush<'_> {
                     claim.is_for(&item) && claim.repository.as_ref() == Some(&repository)
                 })
         };
-        let mut found: Vec<_> = stored.into_iter().filter(is_ours).collect();
+        let mut found: Vec<_> = stored.all_signatures().filter(|it| is_ours(it)).cloned().collect();
         let Some(key) = self.key else { return Ok(found) };
         // As podman and skopeo, which by default accept a signature only for the very tag.
         let reference = match target.digest() {

@@ -6,11 +6,14 @@
 mod disks;
 mod hypervisors;
 mod report;
+#[cfg(test)]
+mod schemas;
 
-use std::fs::{DirBuilder, File};
+use std::cell::{Cell, RefCell};
+use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, Write as _};
 use std::num::NonZeroU64;
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -136,6 +139,9 @@ pub(super) fn bundle(context: &Context, args: &MachineRequest<'_>) -> anyhow::Re
             image.id
         ));
     }
+    if let Some(remark) = report.remark() {
+        context.remark(&remark);
+    }
     out::print(context.json, &report, |it, out| it.write(out))?;
     Ok(Answer::Yes)
 }
@@ -211,7 +217,9 @@ struct Folder<'a> {
     /// The absolute path, for hypervisors.
     absolute: String,
     /// Names of the files that were made.
-    made: std::cell::RefCell<Vec<String>>,
+    made: RefCell<Vec<String>>,
+    /// The mode of the directory before it was closed to others.
+    mode_before: Cell<Option<u32>>,
 }
 
 impl Drop for Folder<'_> {
@@ -219,6 +227,9 @@ impl Drop for Folder<'_> {
     fn drop(&mut self) {
         for name in self.made.borrow().iter() {
             let _removed = rustix::fs::unlinkat(&self.file, name.as_str(), AtFlags::empty());
+        }
+        if let Some(mode) = self.mode_before.get() {
+            let _restored = self.file.set_permissions(Permissions::from_mode(mode));
         }
     }
 }
@@ -228,6 +239,13 @@ impl<'a> Folder<'a> {
     /// directories above the same files, and a person who can replace `disk.vmdk` chooses files that a guest reads.
     fn make(context: &Context, path: &'a Path) -> anyhow::Result<Self> {
         let failed = || format!("cannot make \"{}\"", path.display());
+        let text = |path: PathBuf| {
+            let text = path.into_os_string().into_string();
+            text.map_err(|path| {
+                anyhow::anyhow!("path {path:?} is not UTF-8, which {MACHINE} needs")
+            })
+        };
+        text(std::path::absolute(path).with_context(failed)?)?;
         if let Some(parent) = path.parent() {
             std::fs::create_dir_all(parent).with_context(failed)?;
         }
@@ -235,8 +253,19 @@ impl<'a> Folder<'a> {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             result => result.with_context(failed)?,
         }
-        let file =
-            File::open(path).with_context(|| format!("cannot open \"{}\"", path.display()))?;
+        // Another user may have made a link in a directory that all users share, and Quire would change the mode of its
+        // target.
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = match rustix::fs::open(path, flags, Mode::empty()) {
+            Ok(file) => File::from(file),
+            Err(Errno::LOOP | Errno::NOTDIR) => bail!(
+                "\"{}\" is a link or no directory: name a directory, or one that does not exist yet",
+                path.display()
+            ),
+            Err(errno) => {
+                return Err(errno).with_context(|| format!("cannot open \"{}\"", path.display()));
+            }
+        };
         let found = file.metadata().with_context(failed)?;
         if found.uid() != context.who().user {
             bail!(
@@ -246,20 +275,17 @@ impl<'a> Folder<'a> {
                 found.uid()
             );
         }
+        // The path of the directory that is open: another one may be at `path` by now.
+        let open = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let absolute = text(std::fs::read_link(open).with_context(failed)?)?;
+        let it =
+            Self { file, path, absolute, made: RefCell::default(), mode_before: Cell::default() };
         if found.mode() & 0o077 != 0 {
-            file.set_permissions(std::fs::Permissions::from_mode(0o700))
-                .with_context(|| format!("cannot change the mode of \"{}\"", path.display()))?;
-            context.remark(&format!(
-                "set the mode of \"{}\" to 0700, because the files of the store are readable in it",
-                path.display()
-            ));
+            let closed = it.file.set_permissions(Permissions::from_mode(0o700));
+            closed.with_context(|| format!("cannot change the mode of \"{}\"", path.display()))?;
+            it.mode_before.set(Some(found.mode() & 0o7777));
         }
-        let absolute = std::fs::canonicalize(path).with_context(failed)?;
-        let absolute = absolute
-            .into_os_string()
-            .into_string()
-            .map_err(|path| anyhow::anyhow!("path {path:?} is not UTF-8, which {MACHINE} needs"))?;
-        Ok(Self { file, path, absolute, made: std::cell::RefCell::default() })
+        Ok(it)
     }
 
     /// Makes all files.
@@ -310,14 +336,18 @@ impl<'a> Folder<'a> {
         let report = MachineReport::new(&parts);
         if is_one_disk {
             self.write(DISK, &parts.vmdk())?;
-        }
-        if is_one_disk {
             self.write(TABLE, &parts.table())?;
         }
         self.write(MACHINE, &(serde_json::to_string_pretty(&report)? + "\n"))?;
         let synced = self.file.sync_all();
         synced.with_context(|| format!("cannot sync \"{}\"", self.path.display()))?;
         self.made.borrow_mut().clear();
+        if self.mode_before.take().is_some() {
+            context.remark(&format!(
+                "set the mode of \"{}\" to 0700, because the files of the store are readable in it",
+                self.path.display()
+            ));
+        }
         Ok(report)
     }
 

@@ -122,7 +122,7 @@ fn build_in(
     place: &TempDir,
 ) -> anyhow::Result<Answer> {
     let path = std::path::absolute(place.path())?.join("store");
-    let store = Store::open(&path, context.who(), OpenOptions::create())?;
+    let store = Store::open(&path, context.who(), context.with_hash(OpenOptions::create()))?;
     let options = of_tree(&args.tree);
     let done = JobResources::new(context, &store, BUDGET)
         .during(|environment| transfer::import::import(&store, source, environment, &options))??;

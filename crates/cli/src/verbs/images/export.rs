@@ -97,14 +97,15 @@ impl VerbArgs for Export {
         the root hash and `--cmdline`. The initrd must open the root by `roothash=`, as systemd's does.\n\n\
         `sysext:NAME.raw` and `confext:NAME.raw` are extensions of a host with systemd: they add files below `/usr` \
         and `/opt`, or below `/etc`. Quire checks that the image has the file `extension-release.NAME` with an `ID`, \
-        and nothing outside these directories. The file is an EROFS image; with `--verity` or `--private-key`, it is \
+        and nothing outside these directories, and that `ARCHITECTURE` and the scope fit. The file is an EROFS image; with `--verity` or `--private-key`, it is \
         a disk as above. Hosts verify an unsigned one only if they find the root hash in a file `NAME.roothash` \
         beside it.\n\n\
         `--dax` is for virtual machines that get `erofs:FILE` or `disk:FILE` as persistent memory (virtio-pmem) and \
         mount it with `-o dax=always`. The guest then maps files from the host's page cache, and caches nothing \
         itself. Without `--dax`, the ends of most files are stored beside their metadata, and Linux cannot map such \
         files. With `--dax`, each small file takes 4 KiB, and the output is padded to whole 2 MiB, which pmem \
-        devices need. For other disks, `--dax` only makes the image larger.\n\n\
+        devices need. For other disks, `--dax` only makes the image larger, and with `--verity` it is an error, \
+        because dm-verity cannot map disks.\n\n\
         `changes:FILE` is the tar of a container's changes: the layer that `quire commit` would add to its image. \
         Quire pauses a running container while it reads the changes.";
     const EXAMPLES: &'static str = "quire export app oci:./layout\n  quire export app erofs:app.erofs\n  quire export app tar:- | tar t\n  quire export web changes:changes.tar\n  quire export app disk:app.disk --verity";
@@ -195,6 +196,10 @@ fn check(context: &Context, args: &Export, target: &Target) -> anyhow::Result<()
         Target::Erofs { flavor: Flavor::Gvisor, .. } if args.dax => {
             bail!("--dax does not work with gvisor:FILE, which gVisor always maps: leave it out")
         }
+        Target::Disk(_) if args.dax && args.disk.is_verified() => bail!(
+            "--dax has no effect with a hash tree: dm-verity, which verifies each read, cannot map a disk. Leave out one \
+            of them"
+        ),
         Target::Erofs { .. } | Target::Disk(_) => {}
         _ if args.dax => bail!("--dax needs erofs:FILE or disk:FILE"),
         _ => {}
@@ -276,8 +281,10 @@ impl ExportRun<'_> {
             directory,
             self.options,
         )?;
-        let written = transfer::export::to_layout(self.store, &plan, directory, tag, self.options)
-            .map_err(|error| Outside::Layout(directory.to_owned()).note(error.into()))?;
+        let (image, options) = (Some(&self.found.image), self.options);
+        let written =
+            transfer::export::to_layout(self.store, &plan, image, directory, tag, options)
+                .map_err(|error| Outside::Layout(directory.to_owned()).note(error.into()))?;
         let anew = plan.layers.iter().filter(|it| it.how == How::Compressed).count();
         if anew > 0 && compression == Compression::AsItWas && written.blobs > 0 {
             self.context.remark(&format!(
@@ -295,6 +302,7 @@ impl ExportRun<'_> {
             blobs_added: written.blobs,
             bytes_added: Bytes(written.bytes),
             blobs_reused: written.reused,
+            signatures: written.signatures,
         }))
     }
 

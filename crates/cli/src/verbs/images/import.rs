@@ -154,6 +154,11 @@ pub(crate) fn tell_form(
             context.remark(&format!("layer {number} has no index: {reason}"));
         }
     }
+    if done.has_hash_tree {
+        context.remark(
+            "an import does not compare the disk's root with its hash tree: `veritysetup verify` does, with the root hash",
+        );
+    }
     let told = ImportReport::from_report(done);
     if context.json {
         report::json(&told)
@@ -192,6 +197,8 @@ pub(crate) struct ImportReport {
     objects_reused: u64,
     /// Size of the objects that the store had already.
     bytes_reused: Bytes,
+    /// Number of signatures that an OCI layout had of the image, verified or not. 0 for other sources.
+    signatures: usize,
     /// Duration of the import's steps.
     seconds: ImportTimesReport,
 }
@@ -260,6 +267,7 @@ impl ImportReport {
             bytes_added: Bytes(done.objects.object_bytes),
             objects_reused: done.objects.reused,
             bytes_reused: Bytes(done.objects.reused_bytes),
+            signatures: done.signatures,
             seconds: ImportTimesReport {
                 data: seconds(done.times.data),
                 image: seconds(done.times.image),
@@ -284,6 +292,9 @@ impl ImportReport {
         if !indexes.is_empty() {
             let size = report::size(indexes.iter().sum());
             lines.push(format!("{} indexed, {size}", count(indexes.len(), "layer")));
+        }
+        if self.signatures > 0 {
+            lines.push(format!("{}, which policies verify", count(self.signatures, "signature")));
         }
         let mut contents = count(self.inodes, "inode");
         // An image of another form may have no objects.

@@ -145,11 +145,11 @@ fn signatures(
     };
     let image = SignedItem::from(&found.image);
     let mut names = vec![image];
-    let mut signatures = read(image)?.signatures;
+    let mut signatures: Vec<_> = read(image)?.all_signatures().cloned().collect();
     if let Some(manifest) = &found.manifest {
         let evidence = read(SignedItem::from(manifest))?;
         names.extend(evidence.names_of(manifest).iter().map(SignedItem::from));
-        signatures.extend(evidence.signatures);
+        signatures.extend(evidence.all_signatures().cloned());
     }
     // A policy that cannot be read accepts no image, but this verb only describes images.
     let policies = match policies(context) {

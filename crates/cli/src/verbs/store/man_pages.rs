@@ -82,6 +82,14 @@ pub(crate) fn pages() -> Vec<ManPage> {
     pages.push(tool("mount.quire", 8, "mount an image of Quire for mount(8)", &usage, others));
     pages.push(policy());
     #[cfg(feature = "registry")]
+    pages.push(tool(
+        "quire-image-verifier",
+        8,
+        "decide by Quire's policies which images containerd pulls",
+        crate::verbs::images::registry::image_verifier::MANUAL,
+        "quire(1), quire-policy.toml(5), quire-hosts.toml(5)",
+    ));
+    #[cfg(feature = "registry")]
     pages.push(hosts());
     #[cfg(feature = "serve")]
     pages.push(settings());
@@ -345,6 +353,17 @@ fn tool(name: &str, section: u8, about: &str, usage: &str, see_also: &str) -> Ma
         page.table("ENVIRONMENT", &owned([("QUIRE_STORE, QUIRE_POLICY", "As for quire(1).")]));
         let fstab = ("/etc/fstab", "Mounts of the host; the type is quire.");
         page.table("FILES", &owned(FILES.into_iter().chain([fstab])));
+    } else if name == "quire-image-verifier" {
+        let variables = [
+            ("QUIRE_POLICY", "A policy in addition to that of the host."),
+            ("HTTPS_PROXY, HTTP_PROXY, NO_PROXY", "The proxy for registries."),
+        ];
+        page.table("ENVIRONMENT", &owned(variables));
+        let files = [
+            ("/etc/quire/policy.toml", "The policy; see quire-policy.toml(5)."),
+            ("/opt/containerd/image-verifier/bin", "The directory of containerd's programs."),
+        ];
+        page.table("FILES", &owned(files));
     } else {
         let strict =
             ("CFS_PARSE_STRICT", "Refuse what composefs refuses in a dump with this variable.");
@@ -435,6 +454,7 @@ mod tests {
             "composefs-dump.1",
             "mount.quire.8",
             "mount.composefs.8",
+            "quire-image-verifier.8",
             "quire-hosts.toml.5",
             "quire-policy.toml.5",
             "quire-serve.toml.5",

@@ -184,3 +184,64 @@ fn the_kernel_mounts_images_of_a_store_with_sha512() {
     place.out("mount a point");
     assert_eq!(std::fs::read(point.join("usr/one")).unwrap(), object);
 }
+
+/// A tar that composefs-rs reads differently has no id, rather than a wrong one. `mtime` without a colon is a record
+/// for all entries. Source: GNU tar, manual, "Controlling Extended Headers".
+#[test]
+fn an_unusual_tar_has_no_id() {
+    let place = Place::new();
+    std::fs::create_dir_all(place.path("tree/usr")).unwrap();
+    for (options, is_usual) in [
+        (&["--format=pax", "--pax-option=comment=a"][..], true),
+        (&["--format=pax", "--pax-option=mtime=1"], false),
+    ] {
+        let Some(mut tar) = testing::command("tar") else { return };
+        tar.args(options).args(["-C", "tree", "-cf", "a.tar", "usr"]);
+        assert!(tar.current_dir(place.path("")).status().unwrap().success());
+        place.out("import --quiet tar:a.tar a");
+        let ran = place.run("show --composefs-id a");
+        assert_eq!(ran.code, Some(if is_usual { 0 } else { 2 }), "{options:?}: {}", ran.err);
+        if !is_usual {
+            assert_eq!(ran.out, "");
+            let says = "\"usr/\" has a pax header for all following entries";
+            assert!(ran.err.contains(says), "{}", ran.err);
+        }
+    }
+}
+
+/// Without a store, the image has the hash that a new store would have.
+#[test]
+fn a_build_names_objects_by_the_hash_of_the_option() {
+    let place = Place::new();
+    std::fs::create_dir_all(place.path("tree/usr")).unwrap();
+    let object = testing::noise(5000);
+    std::fs::write(place.path("tree/usr/one"), &object).unwrap();
+    for hash in ["sha256", "sha512"] {
+        let store = Place::new();
+        let tree = place.path("tree").display().to_string();
+        let id =
+            store.out(&format!("--object-hash {hash} import --quiet --form objects dir:{tree} a"));
+        let folder = format!("objects-{hash}");
+        let build = format!("--object-hash {hash} build --digest-store {folder}");
+        assert_eq!(place.out(&format!("{build} dir:tree {hash}.erofs")), id, "{hash}");
+        // The file of the object has the name that other programs compute.
+        let digits = if hash == "sha256" { 64 } else { 128 };
+        let shards = std::fs::read_dir(place.path(&folder)).unwrap();
+        let files = shards.flat_map(|it| {
+            let shard = it.unwrap();
+            let files = std::fs::read_dir(shard.path()).unwrap();
+            files.map(move |it| {
+                let rest = it.unwrap().file_name().into_string().unwrap();
+                shard.file_name().into_string().unwrap() + &rest
+            })
+        });
+        let files: Vec<_> = files.collect();
+        assert_eq!(files.len(), 1, "{files:?}");
+        assert_eq!(files[0].len(), digits);
+        if let Some(mut fsverity) = testing::command("fsverity") {
+            fsverity.args(["digest", "--compact", "--hash-alg", hash, "tree/usr/one"]);
+            let out = fsverity.current_dir(place.path("")).output().unwrap();
+            assert_eq!(String::from_utf8_lossy(&out.stdout).trim(), files[0], "{hash}");
+        }
+    }
+}

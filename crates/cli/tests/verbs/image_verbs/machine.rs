@@ -230,6 +230,27 @@ fn every_configuration_states_the_format() {
             (&(**path).into(), &(!is_last).into())
         );
     }
+    // Nor does QEMU guess the format of the files in the VMDK.
+    if let Some(qemu) = program("qemu-img") {
+        let run = |words: &[&str]| {
+            let mut command = Command::new(&qemu);
+            let output = command.args(words).current_dir(&folder).output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            output.stdout
+        };
+        // It is a damaged QCOW2 for a program that guesses.
+        let mut guess = Command::new(&qemu);
+        let guessed = guess.args(["info", "device-1"]).current_dir(&folder).output().unwrap();
+        assert!(!guessed.status.success(), "otherwise this test shows nothing");
+        run(&["convert", "-f", "vmdk", "-O", "raw", "disk.vmdk", "../converted"]);
+        let files = [names[0], names[1]].map(|it| std::fs::read(folder.join(it)).unwrap());
+        assert!(std::fs::read(place.path("converted")).unwrap() == files.concat());
+        let info: Value =
+            serde_json::from_slice(&run(&["info", "--output=json", "disk.vmdk"])).unwrap();
+        assert_eq!(info["backing-filename"], Value::Null, "{info}");
+    } else {
+        testing::skipped("qemu-img is not installed");
+    }
     // Kata Containers joins the image and its devices as flat extents of a VMDK.
     let mounts = told["kataMounts"].as_array().unwrap();
     assert_eq!((&mounts[0]["type"], &mounts[0]["source"]), (&"ext4".into(), &(*paths[2]).into()));
@@ -372,7 +393,12 @@ fn a_directory_of_others_or_open_to_them() {
     let place = place();
     let open = place.path("open");
     std::fs::create_dir(&open).unwrap();
-    std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o777)).unwrap();
+    std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o1777)).unwrap();
+    // A link is not followed, because another user may have made it.
+    std::os::unix::fs::symlink("open", place.path("link")).unwrap();
+    let ran = place.run("bundle --vm link --writable none a");
+    assert!(ran.code == Some(2) && ran.err.contains("is a link"), "{}", ran.err);
+    assert_eq!(open.metadata().unwrap().mode() & 0o7777, 0o1777);
     let ran = place.run("bundle --vm open --writable none a");
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     assert!(ran.err.contains("set the mode of"), "{}", ran.err);
@@ -407,4 +433,11 @@ fn another_file_system_is_refused_with_the_way_out() {
     let way_out = "choose a directory beside the store";
     assert!(ran.code == Some(2) && ran.err.contains(way_out), "{}", ran.err);
     assert!(!at.join("vm").exists());
+    // A directory that was there is as it was.
+    std::fs::create_dir(at.join("kept")).unwrap();
+    std::fs::set_permissions(at.join("kept"), std::fs::Permissions::from_mode(0o751)).unwrap();
+    let ran = place.run("bundle --vm memory/kept a");
+    assert!(ran.code == Some(2) && ran.err.contains(way_out), "{}", ran.err);
+    assert_eq!(at.join("kept").metadata().unwrap().mode() & 0o7777, 0o751);
+    assert_eq!(std::fs::read_dir(at.join("kept")).unwrap().count(), 0);
 }

@@ -4,6 +4,7 @@ pub(super) mod composefs_ids;
 pub(super) mod counts;
 pub(super) mod dax;
 pub(super) mod disk;
+pub(super) mod erofs_damage;
 pub(super) mod erofs_files;
 pub(super) mod erofs_layers;
 pub(super) mod export;

@@ -273,6 +273,50 @@ fn kernel() -> Vec<u8> {
     kernel
 }
 
+/// Compares `boot.efi` with the boot program that systemd's ukify makes of the same parts: each section must have the
+/// same length and the same bytes.
+fn ukify_makes_the_same(place: &Place, command_line: &str) {
+    let Some(ukify) = testing::ukify() else { return };
+    // Debian's Python has Debian's packages, but another one may come first in `PATH`.
+    let pythons = ["/usr/bin/python3", "python3"].into_iter();
+    let mut pythons = pythons.filter(|it| {
+        let found = run(place, it, &["-c", "import pefile"]);
+        found.is_some_and(|it| it.status.success())
+    });
+    let Some(python) = pythons.next() else {
+        testing::skipped("python3-pefile is not installed");
+        return;
+    };
+    let ukify = ukify.display().to_string();
+    write(&place.path("os-release"), b"ID=test\n", 0o644);
+    let cmdline = format!("--cmdline={command_line}");
+    let stub = format!("--stub={STUB}");
+    let words = [
+        &ukify,
+        "build",
+        "--linux=kernel",
+        "--initrd=first",
+        "--initrd=second",
+        &cmdline,
+        &stub,
+        "--uname=6.1.0-1",
+        "--os-release=@os-release",
+        "--efi-arch=x64",
+        "--output=own.efi",
+    ];
+    ask(place, python, &words).unwrap();
+    let [ours, own] = ["boot.efi", "own.efi"].map(|file| {
+        let told = ask(place, python, &[&ukify, "inspect", file, "--json=short"]).unwrap();
+        json(told.lines().last().unwrap())
+    });
+    for section in [".osrel", ".cmdline", ".uname", ".initrd", ".linux"] {
+        for field in ["size", "sha256"] {
+            let (ours, own) = (&ours[section][field], &own[section][field]);
+            assert!(!own.is_null() && ours == own, "{section} {field}: {ours}, not {own}");
+        }
+    }
+}
+
 #[test]
 fn other_programs_read_the_boot_program() {
     let place = place();
@@ -308,6 +352,7 @@ fn other_programs_read_the_boot_program() {
     }
     let root_hash = told["rootHash"].as_str().unwrap();
     let command_line = format!("roothash={root_hash} quiet console=ttyS0");
+    ukify_makes_the_same(&place, &command_line);
     let initrd = [&b"abc\0"[..], &[b'2'; 5000]].concat();
     for (section, expect) in [
         (".osrel", &b"ID=test\n"[..]),
@@ -358,7 +403,11 @@ fn files_that_cannot_boot_leave_no_disk() {
 fn a_disk_with_a_tree_is_imported() {
     let place = place();
     place.out("export --quiet --platform linux/amd64 --verity a disk:a.disk");
-    place.out("import --quiet disk:a.disk again");
+    let ran = place.run("import disk:a.disk again");
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!(ran.err.contains("does not compare the disk's root with its hash tree"), "{}", ran.err);
+    place.out("export --quiet --platform linux/amd64 a disk:plain.disk");
+    assert!(!place.run("import disk:plain.disk plain").err.contains("hash tree"));
     let ran = place.run("diff a again");
     assert_eq!((ran.code, ran.out.as_str()), (Some(0), ""), "{}", ran.err);
 }
@@ -375,6 +424,8 @@ fn mistakes_leave_no_file() {
         ("export --certificate c a disk:new", "--private-key"),
         ("export --platform linux/amd64 a sysext:new", "--platform needs --verity"),
         ("export --dax a sysext:new", "--dax needs erofs:FILE or disk:FILE"),
+        ("export --dax --verity a disk:new", "--dax has no effect with a hash tree"),
+        ("export --dax --private-key k --certificate c a disk:new", "--dax has no effect"),
         ("export --compression zstd a confext:new", "an extension cannot be compressed"),
     ];
     for (line, text) in cases {
@@ -401,8 +452,9 @@ fn extensions_are_images_that_hosts_take() {
     let place = Place::new();
     extension(&place, "usr/lib", "ID=debian\nVERSION_ID=13\n");
     let told = json(&place.out("export --json tools sysext:tools.raw"));
-    let fields = ["name", "id", "level"].map(|it| told[it].as_str().unwrap());
+    let fields = ["name", "id", "version"].map(|it| told[it].as_str().unwrap());
     assert_eq!(fields, ["tools", "debian", "13"]);
+    assert!(told["level"].is_null());
     assert!(told["rootHash"].is_null() && told["certificate"].is_null());
     place.out("export --quiet tools erofs:tools.erofs");
     assert!(read(&place.path("tools.raw")) == read(&place.path("tools.erofs")));
@@ -437,12 +489,21 @@ fn extensions_that_hosts_refuse_leave_no_file() {
     extension(&place, "usr/lib", "VERSION_ID=13\n");
     check("sysext:tools.raw", "extension-release.tools has no ID");
     extension(&place, "usr/lib", &"#".repeat(70_000));
-    check("sysext:tools.raw", "is not a text file of at most 64 KiB");
+    check("sysext:tools.raw", "is not a regular file with at most 64 KiB of text");
+    extension(&place, "usr/lib", "ID=_any\nARCHITECTURE=amd64\n");
+    check("sysext:tools.raw", "ARCHITECTURE=amd64, which no host has");
+    extension(&place, "usr/lib", "ID=_any\nARCHITECTURE=arm64\n");
+    check("--verity --platform linux/amd64 sysext:tools.raw", "partitions are for amd64");
+    extension(&place, "usr/lib", "ID=_any\nSYSEXT_SCOPE=host\n");
+    check("sysext:tools.raw", "SYSEXT_SCOPE=host, but no program of systemd");
     extension(&place, "opt", "");
     check("sysext:tools.raw", "has no file /usr/lib/extension-release.d/extension-release.tools");
     assert!(!place.path("tools.raw").exists() && !place.path("tools.img").exists());
     extension(&place, "usr/lib", "ID=debian\n");
     let ran = place.run("export tools sysext:tools.raw");
     assert_eq!(ran.code, Some(0), "{}", ran.err);
-    assert!(ran.err.contains("only hosts without a VERSION_ID take it"), "{}", ran.err);
+    assert!(ran.err.contains("states no VERSION_ID of debian"), "{}", ran.err);
+    extension(&place, "usr/lib", "ID=_any\nSYSEXT_SCOPE=initrd\n");
+    let ran = place.run("export --force tools sysext:tools.raw");
+    assert!(ran.err.contains("has only the scope \"initrd\""), "{}", ran.err);
 }

@@ -2,6 +2,8 @@
 
 #[cfg(feature = "registry")]
 pub(super) mod attached;
+#[cfg(feature = "registry")]
+pub(super) mod layout_signatures;
 pub(super) mod lazy;
 #[cfg(feature = "registry")]
 pub(super) mod logins;

@@ -18,7 +18,7 @@ fn made(name: &str) -> PathBuf {
 }
 
 /// Makes a key pair with openssl, `NAME.key` and `NAME.pub`.
-fn key(place: &Place, name: &str, options: &[&str]) {
+pub(super) fn key(place: &Place, name: &str, options: &[&str]) {
     let [private, public] = ["key", "pub"].map(|it| place.path(&format!("{name}.{it}")));
     let run = |command: &mut Command| {
         let out = command.output().unwrap();
@@ -30,7 +30,7 @@ fn key(place: &Place, name: &str, options: &[&str]) {
     write(&private, &std::fs::read(&private).unwrap(), 0o600);
 }
 
-const P256: [&str; 4] = ["-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256"];
+pub(super) const P256: [&str; 4] = ["-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256"];
 
 /// Copies an encrypted key as `cosign.key`, because only its owner may have permissions for it.
 fn cosign_key(place: &Place, name: &str) {
@@ -39,7 +39,7 @@ fn cosign_key(place: &Place, name: &str) {
 }
 
 /// Writes a policy with one rule, for signed images.
-fn policy(place: &Place, pattern: &str, key: &str, more: &str) {
+pub(super) fn policy(place: &Place, pattern: &str, key: &str, more: &str) {
     let text = format!(
         "default = \"none\"\n[[rule]]\nmatch = \"{pattern}\"\naccept = \"signed\"\nkeys = \"{key}\"\n{more}\n"
     );
@@ -52,25 +52,25 @@ fn uses(place: &Place, name: &str) -> Ran {
     place.run(&format!("--policy policy.toml export {name} tar:used.tar"))
 }
 
-fn check_refused(place: &Place, name: &str, why: &str) {
+pub(super) fn check_refused(place: &Place, name: &str, why: &str) {
     let ran = uses(place, name);
     assert_eq!(ran.code, Some(4), "{name}: {}", ran.err);
     assert!(ran.err.contains(why), "{name}: {}", ran.err);
 }
 
-fn check_accepted(place: &Place, name: &str) {
+pub(super) fn check_accepted(place: &Place, name: &str) {
     let ran = uses(place, name);
     assert_eq!(ran.code, Some(0), "{name}: {}", ran.err);
 }
 
 /// Returns the report, or the last event.
-fn json(text: &str) -> Value {
+pub(super) fn json(text: &str) -> Value {
     let last = || serde_json::from_str(text.lines().last().unwrap()).unwrap();
     serde_json::from_str(text).unwrap_or_else(|_| last())
 }
 
 /// Returns the file with the signatures of an image without a manifest.
-fn signatures_of(place: &Place, name: &str) -> PathBuf {
+pub(super) fn signatures_of(place: &Place, name: &str) -> PathBuf {
     let shown = serde_json::from_str::<Value>(&place.out(&format!("show --json {name}"))).unwrap();
     place.path(&format!("store/blobs/{}.signatures", shown["image"].as_str().unwrap()))
 }
@@ -210,6 +210,53 @@ fn an_image_with_a_manifest_is_signed_with_its_settings() {
     check_refused(&place, "a:1", "for other images");
 }
 
+/// Signatures that come with pulls have places of their own, however many they are.
+#[test]
+fn a_pull_with_other_signatures_keeps_those_made_here() {
+    if !testing::programs(&["openssl"]) {
+        return;
+    }
+    let place = place_with_layers(1);
+    key(&place, "ours", &P256);
+    policy(&place, "local", "ours.pub", "");
+    place.out("sign a:1 --key ours.key");
+    check_accepted(&place, "a:1");
+    let store = store::Store::open(
+        &place.path("store"),
+        store::Who::this_process(),
+        store::OpenOptions::write(),
+    )
+    .unwrap();
+    let found = store.resolve("a:1").unwrap();
+    let manifest = found.manifest.unwrap();
+    for turn in 0..3 {
+        // As a registry's user can attach them: they parse, and state this manifest.
+        let payload = json!({"critical": {
+            "identity": {"docker-reference": format!("ghcr.io/a{turn}")},
+            "image": {"docker-manifest-digest": manifest.to_string()},
+            "type": "cosign container image signature",
+        }});
+        let payload =
+            base64::Engine::encode(&base64::engine::general_purpose::STANDARD, payload.to_string());
+        let junk = |it: u32| {
+            let signature = base64::Engine::encode(
+                &base64::engine::general_purpose::STANDARD,
+                it.to_le_bytes(),
+            );
+            json!({"form": "simple-signing", "payload": payload, "signature": signature})
+        };
+        let junk: Vec<_> = (0..32).map(junk).collect();
+        let text = json!({"origins": [], "indexes": [], "signatures": junk}).to_string();
+        let pulled = oci::policy::Evidence::decode(text.as_bytes()).unwrap();
+        assert_eq!(pulled.signatures.len(), 32);
+        transfer::evidence::keep(&pulled, &store, &manifest).unwrap();
+        transfer::evidence::keep(&pulled, &store, &found.image).unwrap();
+    }
+    check_accepted(&place, "a:1");
+    let listed = json(&place.out("show --json a:1"))["signatures"].as_array().unwrap().len();
+    assert_eq!(listed, 2 * (64 + 1));
+}
+
 /// Records of refs and origins are not signed, so a program that writes them could give other files a signed manifest.
 #[test]
 fn other_files_do_not_get_a_signed_manifest() {
@@ -240,15 +287,26 @@ fn other_files_do_not_get_a_signed_manifest() {
     check_refused(&place, "a:1", "for other images");
 }
 
-/// Returns the number of signatures of a manifest in a registry that openssl verifies with a key. The documents must be
-/// those of cosign's specification. (Debian's skopeo fetches them, but its verification is disabled.)
+/// Returns the number of signatures of a manifest in a registry that openssl verifies with a key.
 fn verified(place: &Place, repository: &str, digest: &str, public: &Path) -> usize {
+    verified_at(place, &format!("docker://{repository}"), repository, digest, public)
+}
+
+/// Returns the number of signatures of a manifest at a place of skopeo that openssl verifies with a key. The documents
+/// must be those of cosign's specification. (Debian's skopeo fetches them, but its verification is disabled.)
+pub(super) fn verified_at(
+    place: &Place,
+    source: &str,
+    repository: &str,
+    digest: &str,
+    public: &Path,
+) -> usize {
     let folder = place.path("signatures");
     let _old = std::fs::remove_dir_all(&folder);
     let mut skopeo = testing::command("skopeo").expect("the test asked for it");
     skopeo.args(["--insecure-policy", "copy", "--quiet", "--src-tls-verify=false"]);
     let tag = format!("{}.sig", digest.replace(':', "-"));
-    skopeo.arg(format!("docker://{repository}:{tag}")).arg(format!("dir:{}", folder.display()));
+    skopeo.arg(format!("{source}:{tag}")).arg(format!("dir:{}", folder.display()));
     if !skopeo.output().unwrap().status.success() {
         return 0;
     }

@@ -3,7 +3,7 @@
 use zerocopy::little_endian::U32;
 
 use super::error::{ErofsCorruption, Part, ReadError};
-use super::inode::{FileType, Indexes, Inode, Layout, is_hole};
+use super::inode::{DataLayout, FileType, Indexes, Inode, is_hole};
 use super::source::ReadAt;
 use super::{ByteOffset, Device, Image, fetch, to_u64, to_usize};
 use crate::erofs::layout::RawChunkIndex;
@@ -63,10 +63,10 @@ impl<S: ReadAt> Image<S> {
         let hole = Extent { start: offset, len: left, place: RunPlace::Hole };
         let bits = self.superblock.block_bits;
         let extent = match inode.layout {
-            Layout::Compressed { .. } => Extent { place: RunPlace::Packed, ..hole },
-            Layout::Plain(None) => hole,
-            Layout::Plain(Some(block)) => self.place(inode, Device::IMAGE, block, hole)?,
-            Layout::Inline(block) => {
+            DataLayout::Compressed { .. } => Extent { place: RunPlace::Packed, ..hole },
+            DataLayout::Plain(None) => hole,
+            DataLayout::Plain(Some(block)) => self.place(inode, Device::IMAGE, block, hole)?,
+            DataLayout::Inline(block) => {
                 let blocks = inode.size().div_ceil(bits.size()).saturating_sub(1);
                 let tail = blocks.saturating_mul(bits.size());
                 match tail.checked_sub(offset.0) {
@@ -76,7 +76,7 @@ impl<S: ReadAt> Image<S> {
                     _ => self.inline(inode, tail, hole)?,
                 }
             }
-            Layout::Chunks { bits, indexes } => self.chunk(inode, bits, indexes, hole)?,
+            DataLayout::Chunks { bits, indexes } => self.chunk(inode, bits, indexes, hole)?,
         };
         Ok(Some(extent))
     }

@@ -86,7 +86,7 @@ pub struct Inode {
     size: u64,
     device_number: u32,
     is_extended: bool,
-    pub(super) layout: Layout,
+    pub(super) layout: DataLayout,
     /// Offset of the xattrs.
     pub(super) xattrs: ByteOffset,
     /// Size of the xattrs in bytes.
@@ -97,7 +97,7 @@ pub struct Inode {
 
 /// The location of an inode's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Layout {
+pub(super) enum DataLayout {
     /// Consecutive blocks from this one on, or `None` for a hole.
     Plain(Option<u64>),
     /// Consecutive blocks from this one on, and a tail after the inode.
@@ -177,13 +177,13 @@ impl Inode {
     /// Whether the data is compressed.
     #[must_use]
     pub const fn is_compressed(&self) -> bool {
-        matches!(self.layout, Layout::Compressed { .. })
+        matches!(self.layout, DataLayout::Compressed { .. })
     }
 
     /// Whether the data is in chunks, which may be on other devices or holes. Otherwise the data is in the image.
     #[must_use]
     pub const fn is_chunk_based(&self) -> bool {
-        matches!(self.layout, Layout::Chunks { .. })
+        matches!(self.layout, DataLayout::Chunks { .. })
     }
 }
 
@@ -293,11 +293,11 @@ impl<S: ReadAt> Image<S> {
         let block = u64::from(u) | u64::from(fields.block_high) << 32;
         let hole = u64::MAX.wrapping_shr(64_u32.saturating_sub(fields.block_bits));
         let layout = match format >> FORMAT_LAYOUT_SHIFT & FORMAT_LAYOUT_MASK {
-            LAYOUT_FLAT_PLAIN => Layout::Plain((block != hole).then_some(block)),
-            LAYOUT_FLAT_INLINE => Layout::Inline(block),
+            LAYOUT_FLAT_PLAIN => DataLayout::Plain((block != hole).then_some(block)),
+            LAYOUT_FLAT_INLINE => DataLayout::Inline(block),
             LAYOUT_CHUNK_BASED => self.chunks(nid, u)?,
-            LAYOUT_COMPRESSED_FULL => Layout::Compressed { is_full: true },
-            LAYOUT_COMPRESSED_COMPACT => Layout::Compressed { is_full: false },
+            LAYOUT_COMPRESSED_FULL => DataLayout::Compressed { is_full: true },
+            LAYOUT_COMPRESSED_COMPACT => DataLayout::Compressed { is_full: false },
             other => return Err(Unsupported::DataLayout(nid, other).into()),
         };
         // The first unit represents the header, and each further unit represents 4 bytes after it.
@@ -330,7 +330,7 @@ impl<S: ReadAt> Image<S> {
         })
     }
 
-    fn chunks(&self, nid: Nid, u: u32) -> Result<Layout, ReadError> {
+    fn chunks(&self, nid: Nid, u: u32) -> Result<DataLayout, ReadError> {
         let format = u16::try_from(u & u32::from(u16::MAX)).expect("masked");
         let known = CHUNK_BLKBITS_MASK | CHUNK_INDEXES | CHUNK_48BIT;
         if format & !known != 0 {
@@ -343,7 +343,7 @@ impl<S: ReadAt> Image<S> {
             (true, false) => Indexes::Narrow,
             (true, true) => Indexes::Wide,
         };
-        Ok(Layout::Chunks { bits, indexes })
+        Ok(DataLayout::Chunks { bits, indexes })
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::io::Read;
 
-use super::{CurrentKind, Cursor, Reader, State, bad_number, corrupt, is_zero};
+use super::{
+    Current, CurrentKind, Cursor, Reader, State, UnusualTar, bad_number, corrupt, is_zero,
+};
 use crate::tar::error::{Limit, NameError, TarCorruption, TarError, Unsupported};
 use crate::tar::header::{Format, Header, RawRegion, RawSparse, number, text};
 use crate::tar::pax::{EXTENSION_MAX, Merged, is_id};
@@ -28,6 +30,7 @@ impl<R: Read> Reader<R> {
     ) -> Result<(), TarError> {
         let raw = header.raw;
         let merged = Merged { local: &self.local, global: &self.global };
+        let long_names = [self.long_name.as_deref(), self.long_link.as_deref()];
         let entry = &mut self.entry;
 
         // The same precedence as in Go: a sparse file's real name, then GNU's long name, then pax.
@@ -100,6 +103,7 @@ impl<R: Read> Reader<R> {
         entry.xattrs.clear();
         entry.xattrs.append(&merged.global.xattrs);
         entry.xattrs.append(&merged.local.xattrs);
+        let is_libarchives = entry.xattrs.is_libarchives(b"security.capability");
         entry
             .xattrs
             .settle()
@@ -111,6 +115,12 @@ impl<R: Read> Reader<R> {
         };
         if entry.path.is_empty() && !matches!(flag, Flag::Kind(CurrentKind::Directory)) {
             return Err(TarError::Name { entry: entry.raw.clone(), reason: NameError::Root });
+        }
+        let what = unusual(header, &merged, entry, slash, long_names);
+        let what = what.or(is_libarchives.then_some(UnusualTar::LibarchiveCapability));
+        if let Some(what) = what {
+            let raw = entry.raw.clone();
+            self.note(&raw, what);
         }
         self.content(at, size, &flag, header)
     }
@@ -135,6 +145,10 @@ impl<R: Read> Reader<R> {
             Flag::Kind(_) => 0,
         };
         let padding = padding(behind);
+        if behind == 0 && number(&header.raw.size) != Some(0) && !matches!(flag, Flag::Sparse) {
+            let raw = self.entry.raw.clone();
+            self.note(&raw, UnusualTar::Size);
+        }
         if let Some(kind) = self.unsupported(stored, flag, header) {
             let entry = self.entry.raw.clone();
             self.state = State::Skip { left: behind, padding };
@@ -286,6 +300,42 @@ impl<R: Read> Reader<R> {
         map.segments(size, stored, &mut entry.segments)
             .map_err(|kind| corrupt(at, &entry.raw, kind))
     }
+}
+
+/// Returns what other readers may treat differently in an entry. `long_names` are GNU's name and link.
+fn unusual(
+    header: &Header<'_>,
+    merged: &Merged<'_>,
+    entry: &Current,
+    slash: bool,
+    [long_name, long_link]: [Option<&[u8]>; 2],
+) -> Option<UnusualTar> {
+    // The type in the mode, as in inode(7): bits of the own type change nothing.
+    let own: i64 = match entry.kind {
+        CurrentKind::Regular | CurrentKind::Hardlink => 0o100_000,
+        CurrentKind::Symlink => 0o120_000,
+        CurrentKind::CharDevice(_) => 0o020_000,
+        CurrentKind::BlockDevice(_) => 0o060_000,
+        CurrentKind::Directory => 0o040_000,
+        CurrentKind::Fifo => 0o010_000,
+    };
+    let extra = number(&header.raw.mode).unwrap_or(0) & !0o7777;
+    let differ = |long: Option<&[u8]>, path: Option<&[u8]>| matches!((long, path), (Some(long), Some(path)) if long != path);
+    let typeflag = header.raw.typeflag;
+    let is_device = matches!(entry.kind, CurrentKind::CharDevice(_) | CurrentKind::BlockDevice(_));
+    let is_directory = matches!(entry.kind, CurrentKind::Directory);
+    let cases = [
+        (merged.global.changes_entries(), UnusualTar::GlobalRecords),
+        (
+            differ(long_name, merged.path()) || differ(long_link, merged.link()),
+            UnusualTar::TwoNames,
+        ),
+        (extra & !own != 0, UnusualTar::Mode),
+        (is_directory && slash && !matches!(typeflag, b'5' | b'D'), UnusualTar::Slash),
+        (is_device && header.format == Format::V7, UnusualTar::OldDevice),
+        (typeflag == b'D', UnusualTar::Incremental),
+    ];
+    cases.into_iter().find(|(is_so, _)| *is_so).map(|(_, what)| what)
 }
 
 fn unsigned(field: &[u8]) -> Option<u64> {

@@ -32,6 +32,8 @@ pub struct Reader<R> {
     long_link: Option<Vec<u8>>,
     entry: Current,
     cursor: Cursor,
+    /// The first unusual entry.
+    unusual: Option<(Vec<u8>, UnusualTar)>,
 }
 
 /// The state of the reader, which determines the next step.
@@ -152,6 +154,46 @@ enum Step {
     End,
 }
 
+/// A feature of a tar that readers treat differently, so that they make different trees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum UnusualTar {
+    /// A pax header for all following entries changes an entry.
+    GlobalRecords,
+    /// An entry has a name from GNU tar and another one in a pax record, or two targets.
+    TwoNames,
+    /// The mode has bits beyond 7777 that are not those of the entry's type.
+    Mode,
+    /// A record of libarchive has file capabilities, and no record of star has the same.
+    LibarchiveCapability,
+    /// A name that ends with a slash makes a directory of an entry whose type is that of a file.
+    Slash,
+    /// An entry without content states a size.
+    Size,
+    /// A device in a tar without a magic number, which has no field for the number.
+    OldDevice,
+    /// A directory of an incremental GNU archive.
+    Incremental,
+    /// The label of a GNU volume.
+    Label,
+}
+
+impl std::fmt::Display for UnusualTar {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::GlobalRecords => "has a pax header for all following entries",
+            Self::TwoNames => "has a long name of GNU tar and another one in a pax header",
+            Self::Mode => "has a mode with other bits than permissions and its type",
+            Self::LibarchiveCapability => "has capabilities only in a record of libarchive",
+            Self::Slash => "is a directory only because its name ends with a slash",
+            Self::Size => "has no content, but states a size",
+            Self::OldDevice => "is a device in a tar without a magic number",
+            Self::Incremental => "is a directory of an incremental archive (type D)",
+            Self::Label => "is the label of a volume (type V)",
+        })
+    }
+}
+
 /// The kind of a header that was parsed.
 enum Parsed {
     /// A header that extends the next entry, or that is not for an entry.
@@ -174,6 +216,7 @@ impl<R: Read> Reader<R> {
             long_link: None,
             entry: Current::default(),
             cursor: Cursor::default(),
+            unusual: None,
         }
     }
 
@@ -209,6 +252,18 @@ impl<R: Read> Reader<R> {
                 Step::Entry => return Ok(Some(self.lend())),
                 Step::End => return Ok(None),
             }
+        }
+    }
+
+    /// Returns the first entry so far that other readers may treat differently, by its name in the tar.
+    pub fn unusual(&self) -> Option<(&[u8], UnusualTar)> {
+        self.unusual.as_ref().map(|(entry, what)| (&entry[..], *what))
+    }
+
+    /// Notes an unusual entry.
+    fn note(&mut self, entry: &[u8], what: UnusualTar) {
+        if self.unusual.is_none() {
+            self.unusual = Some((entry.to_vec(), what));
         }
     }
 
@@ -347,6 +402,7 @@ impl<R: Read> Reader<R> {
             // The label of a GNU tar volume is not a file. Go treats it as a file, to which preceding extensions then
             // apply.
             b'V' => {
+                self.note(text(&raw.name), UnusualTar::Label);
                 self.forget();
                 self.state = State::Skip { left: size, padding: padding(size) };
                 Ok(Parsed::Extension)

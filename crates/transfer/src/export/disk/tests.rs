@@ -81,7 +81,7 @@ fn both_tables_are_where_they_have_to_be() {
 /// Layout for the largest possible image, without its bytes.
 #[test]
 fn large_disks_have_a_table() {
-    let layout = Layout::for_image(u64::from(u32::MAX) * 4096, &ids()).unwrap();
+    let layout = DiskLayout::for_image(u64::from(u32::MAX) * 4096, &ids()).unwrap();
     assert_eq!(layout.table.bytes, (1 << 44) + (2 << 20));
     // The number of sectors is too large for the protective MBR.
     assert_eq!(layout.table.head[458..462], [0xff; 4]);
@@ -92,7 +92,7 @@ fn large_disks_have_a_table() {
 fn disks_for_dax_are_aligned() {
     let ids = Ids { align: PMEM_ALIGN, ..ids() };
     for (image, expect) in [(4096, 4 << 20), (1 << 20, 4 << 20), ((2 << 20) + 4096, 6 << 20)] {
-        assert_eq!(Layout::for_image(image, &ids).unwrap().table.bytes, expect, "{image}");
+        assert_eq!(DiskLayout::for_image(image, &ids).unwrap().table.bytes, expect, "{image}");
     }
 }
 

@@ -2,10 +2,11 @@
 //! tree's root hash, and a boot program with the root hash.
 //!
 //! Partition tables contain UUIDs that are made from the root hash, and the root hash is known when the image is
-//! complete. So the table before the image is written last, and the output must be a file.
+//! complete. So the table before the image is written last, and the output must be a file. The image's first block
+//! contains its length, from which the places of all blocks of the tree follow, so none of them is kept in memory.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, Seek as _, SeekFrom, Write};
 use std::os::unix::fs::FileExt as _;
 
 use image::digest::Digest;
@@ -23,13 +24,13 @@ use super::fat::FatLayout;
 use super::identity::{DiskReport, ROOT_NAME, RootType, Variant};
 use super::signature::RootSigner;
 use super::table::{DiskPartition, DiskTable, MIB, READ_ONLY, SECTOR, zeros};
+use super::{BLOCK, image_length, wrong_length};
+use crate::root_types::ESP;
 
 /// Names of the partitions after the root's.
 const VERITY_NAME: &str = "root-verity";
 const SIGNATURE_NAME: &str = "root-verity-sig";
 const ESP_NAME: &str = "esp";
-/// Type of an EFI system partition. Source: UEFI 2.10, 5.3.3 "GPT Partition Entry Array".
-const ESP: Uuid = Uuid::from_u128(0xc12a7328_f81f_11d2_ba4b_00a0c93ec93b);
 /// Maximum length of an os-release file in bytes. Others are shorter than 1 KiB.
 const OS_RELEASE_MAX: u64 = 64 << 10;
 
@@ -56,7 +57,7 @@ pub struct VerifiedDiskReport {
 
 /// Writes a disk whose first partition is the image that [`to_erofs`](super::super::to_erofs) makes for this flavor,
 /// and whose second is the hash tree of the first. The file must be empty. The same image, kind and signer give the
-/// same bytes. The memory use is that of [`to_erofs`](super::super::to_erofs), and 8 MiB per GiB of the image.
+/// same bytes. The memory use is that of [`to_erofs`](super::super::to_erofs), and of a few copies of the boot program.
 ///
 /// # Errors
 /// An [`ExportError`]; the output is incomplete then.
@@ -72,19 +73,24 @@ pub fn to_verified_disk(
     let mut out = BufWriter::with_capacity(BUFFER, file);
     zeros(&mut out, MIB).map_err(failed)?;
 
-    let mut root = HashedOutput { out: &mut out, tree: tree(id, variant), written: 0 };
+    let mut root = HashedOutput {
+        out: &mut out,
+        file,
+        start: Vec::with_capacity(BLOCK),
+        tree: None,
+        written: 0,
+        ids: TreeIds::of(id, variant),
+    };
     let image = image_only(store, id, kind.flavor, &mut root, options)?;
-    let root_bytes = root.written.next_multiple_of(MIB);
-    let padding = root_bytes - root.written;
-    zeros(&mut root, padding).map_err(failed)?;
-    let tree = root.tree.finish().map_err(io::Error::other).map_err(failed)?;
-    let root_hash = tree.root();
+    let (root_bytes, tree_bytes, root_hash) = root.finish().map_err(failed)?;
     let [root_id, tree_id] = root_hash.halves().map(Uuid::from_bytes);
     let mut parts = DiskParts { out, partitions: Vec::new() };
     parts.push(kind.root.root(), root_id, ROOT_NAME, root_bytes).map_err(failed)?;
 
-    tree.write(&mut parts.out).map_err(failed)?;
-    parts.push(kind.root.verity(), tree_id, VERITY_NAME, tree.size()).map_err(failed)?;
+    // The tree is there already.
+    let tree_end = SeekFrom::Start(parts.end() + tree_bytes);
+    parts.out.seek(tree_end).map_err(failed)?;
+    parts.push(kind.root.verity(), tree_id, VERITY_NAME, tree_bytes).map_err(failed)?;
 
     let mut more = format!(" {root_hash}");
     if let Some(signer) = kind.signer {
@@ -114,7 +120,13 @@ pub fn to_verified_disk(
         written.map_err(failed)?;
         let digest = format!(" {digest}");
         let id = variant.guid("esp", kind.root, id, &digest);
-        let esp = DiskPartition { kind: ESP, id, name: ESP_NAME, flags: 0, bytes: fat.bytes() };
+        let esp = DiskPartition {
+            kind: Uuid::from_u128(ESP),
+            id,
+            name: ESP_NAME,
+            flags: 0,
+            bytes: fat.bytes(),
+        };
         parts.push_with(esp).map_err(failed)?;
         more += &digest;
     }
@@ -124,13 +136,22 @@ pub fn to_verified_disk(
     Ok(VerifiedDiskReport { disk: DiskReport { image, bytes, partition: root_id }, root_hash })
 }
 
-/// Begins the hash tree of an image. The salt depends only on the image, so all disks of it have the same root hash.
-fn tree(id: &ImageId, variant: Variant) -> HashTreeBuilder {
-    let suffix = variant.suffix;
-    let mut salt = [0; 32];
-    let digest = Digest::sha256(format!("quire salt {id}{suffix}").as_bytes());
-    salt.copy_from_slice(digest.as_bytes());
-    HashTreeBuilder::new(salt, derived(&format!("quire verity {id}{suffix}")))
+/// The salt and the UUID of an image's hash tree. They depend only on the image, so all disks of it have the same root
+/// hash.
+#[derive(Debug, Clone, Copy)]
+struct TreeIds {
+    salt: [u8; 32],
+    uuid: [u8; 16],
+}
+
+impl TreeIds {
+    fn of(id: &ImageId, variant: Variant) -> Self {
+        let suffix = variant.suffix;
+        let mut salt = [0; 32];
+        let digest = Digest::sha256(format!("quire salt {id}{suffix}").as_bytes());
+        salt.copy_from_slice(digest.as_bytes());
+        Self { salt, uuid: derived(&format!("quire verity {id}{suffix}")) }
+    }
 }
 
 /// Reads the image's description of its operating system, if it has one. `/etc/os-release` is usually a link to the
@@ -189,19 +210,77 @@ impl DiskParts<'_> {
     }
 }
 
-/// A writer that also computes a hash tree.
+/// A writer of the root partition that also writes the hash tree behind it.
 struct HashedOutput<'a, 'b> {
     out: &'a mut BufWriter<&'b File>,
-    tree: HashTreeBuilder,
-    /// Number of bytes written.
+    file: &'b File,
+    ids: TreeIds,
+    /// The first block of the image, until it is complete.
+    start: Vec<u8>,
+    /// `None` until the first block is complete.
+    tree: Option<RootTree>,
+    /// Number of bytes of the partition that were written.
     written: u64,
+}
+
+/// The hash tree of a root partition.
+struct RootTree {
+    builder: HashTreeBuilder,
+    /// Length of the image in bytes, as it states.
+    image: u64,
+    /// Length of the partition in bytes.
+    root: u64,
+}
+
+impl HashedOutput<'_, '_> {
+    /// Writes bytes of the partition, of which the length is known.
+    fn write_hashed(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let tree = self.tree.as_mut().expect("the first block is complete");
+        self.out.write_all(bytes)?;
+        tree.builder.update(bytes, &mut sink(self.file, tree.root))?;
+        self.written += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Completes the partition and the tree. Returns the lengths of both in bytes, and the root hash.
+    fn finish(mut self) -> io::Result<(u64, u64, RootHash)> {
+        let stated = self.tree.as_ref().map(|it| it.image);
+        if stated != Some(self.written) {
+            return Err(wrong_length(self.written, stated));
+        }
+        let root = self.written.next_multiple_of(MIB);
+        let padding = root - self.written;
+        zeros(&mut self, padding)?;
+        let Some(RootTree { builder, .. }) = self.tree else {
+            return Err(wrong_length(self.written, stated));
+        };
+        let bytes = builder.size();
+        Ok((root, bytes, builder.finish(&mut sink(self.file, root))?))
+    }
+}
+
+/// Writes blocks of a hash tree behind a root partition of this length.
+fn sink(file: &File, root: u64) -> impl FnMut(u64, &[u8]) -> io::Result<()> + '_ {
+    move |offset, block| file.write_all_at(block, MIB + root + offset)
 }
 
 impl Write for HashedOutput<'_, '_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let count = self.out.write(bytes)?;
-        self.tree.update(&bytes[..count]);
-        self.written += count as u64;
+        if self.tree.is_some() {
+            self.write_hashed(bytes)?;
+            return Ok(bytes.len());
+        }
+        let count = bytes.len().min(BLOCK - self.start.len());
+        self.start.extend_from_slice(&bytes[..count]);
+        if self.start.len() == BLOCK {
+            let image = image_length(&self.start);
+            let root = image.next_multiple_of(MIB);
+            let TreeIds { salt, uuid } = self.ids;
+            let builder = HashTreeBuilder::new(salt, uuid, root).map_err(io::Error::other)?;
+            self.tree = Some(RootTree { builder, image, root });
+            let start = std::mem::take(&mut self.start);
+            self.write_hashed(&start)?;
+        }
         Ok(count)
     }
 

@@ -10,7 +10,7 @@ use flate2::Crc;
 use image::erofs::layout::{SUPERBLOCK_MAGIC, SUPERBLOCK_OFFSET};
 use image::erofs::read::ReadAt;
 
-use crate::root_types::{ROOT_TYPES, root_types, type_bytes};
+use crate::root_types::{ESP, ROOT_TYPES, root_types, type_bytes};
 
 /// Sizes of sectors in bytes.
 const SECTORS: [u64; 2] = [512, 4096];
@@ -64,13 +64,26 @@ struct Partition {
     has_erofs: bool,
 }
 
-/// Returns the bytes of a disk that are the root partition for an architecture, named as in Go. Without one, they are
-/// the only partition with EROFS.
-pub(super) fn root(disk: &impl ReadAt, architecture: &str) -> Result<Range<u64>, DiskError> {
+/// The root partition of a disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct RootPartition {
+    /// Bytes of the disk.
+    pub(super) bytes: Range<u64>,
+    /// Whether the disk has a hash tree for it. It is not compared with the root.
+    pub(super) has_tree: bool,
+}
+
+/// Returns the root partition of a disk for an architecture, named as in Go. Without one, it is the only partition
+/// with EROFS. Partitions that verify a root, or that firmware boots, are never taken: an attacker could choose a few
+/// of their bytes.
+pub(super) fn root(disk: &impl ReadAt, architecture: &str) -> Result<RootPartition, DiskError> {
     let partitions = partitions(disk)?;
-    let wanted = root_types(architecture).map(|it| type_bytes(it.root));
-    let roots: Vec<_> = partitions.iter().filter(|it| Some(it.kind) == wanted).collect();
-    let erofs: Vec<_> = partitions.iter().filter(|it| it.has_erofs).collect();
+    let wanted = root_types(architecture);
+    let is_root = |it: &&Partition| wanted.is_some_and(|types| it.kind == type_bytes(types.root));
+    let roots: Vec<_> = partitions.iter().filter(is_root).collect();
+    let is_candidate =
+        |it: &&Partition| it.has_erofs && it.role().is_none_or(|(_, is_root)| is_root);
+    let erofs: Vec<_> = partitions.iter().filter(is_candidate).collect();
     let (([chosen], _) | ([], [chosen])) = (&roots[..], &erofs[..]) else {
         let listed: Vec<_> = partitions.iter().map(Partition::shown).collect();
         return Err(DiskError::Choice {
@@ -80,15 +93,32 @@ pub(super) fn root(disk: &impl ReadAt, architecture: &str) -> Result<Range<u64>,
             listed: if listed.is_empty() { "it is empty".to_owned() } else { listed.join(", ") },
         });
     };
-    Ok(chosen.bytes.clone())
+    let types = ROOT_TYPES.iter().find(|it| type_bytes(it.root) == chosen.kind);
+    let is_tree = |it: &Partition| types.is_some_and(|types| it.kind == type_bytes(types.verity));
+    Ok(RootPartition { bytes: chosen.bytes.clone(), has_tree: partitions.iter().any(is_tree) })
 }
 
 impl Partition {
+    /// Returns the purpose of the partition by its type, and whether it is a root; `None` for other types.
+    fn role(&self) -> Option<(String, bool)> {
+        if self.kind == type_bytes(ESP) {
+            return Some(("EFI system partition".to_owned(), false));
+        }
+        ROOT_TYPES.iter().find_map(|types| {
+            let parts = [
+                (types.root, "root", true),
+                (types.verity, "hash tree of the root", false),
+                (types.signature, "signature of the root", false),
+            ];
+            let found = parts.into_iter().find(|it| type_bytes(it.0) == self.kind);
+            found.map(|(_, what, is_root)| (format!("{what} of {}", types.architecture), is_root))
+        })
+    }
+
     /// Describes the partition for people.
     fn shown(&self) -> String {
-        let root = ROOT_TYPES.iter().find(|it| type_bytes(it.root) == self.kind);
         let mut words = Vec::new();
-        words.extend(root.map(|it| format!("root of {}", it.architecture)));
+        words.extend(self.role().map(|it| it.0));
         words.extend(self.has_erofs.then(|| "EROFS".to_owned()));
         let words = match words.join(", ") {
             words if words.is_empty() => String::new(),

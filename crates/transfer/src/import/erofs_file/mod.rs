@@ -41,6 +41,8 @@ pub struct ErofsFile {
     image: Image<Cached<Window>>,
     /// Bytes that the file occupies on the disk, at most its length. A sparse file may be much longer.
     stored: u64,
+    /// Whether it is the root of a disk that has a hash tree for it.
+    has_hash_tree: bool,
 }
 
 /// A piece of a file's bytes.
@@ -72,8 +74,9 @@ impl ErofsFile {
         let root = disk::root(&window, architecture);
         let root =
             root.map_err(|it| ImportError::failed("read", path.display().to_string(), it))?;
-        let len = root.end - root.start;
-        Self::new(path, window.part(root), stored.min(len))
+        let len = root.bytes.end - root.bytes.start;
+        let file = Self::new(path, window.part(root.bytes), stored.min(len))?;
+        Ok(Self { has_hash_tree: root.has_tree, ..file })
     }
 
     /// Reads a layer of `len` bytes that is an EROFS image. `name` is for messages.
@@ -102,9 +105,16 @@ impl ErofsFile {
     fn new(path: &Path, window: Window, stored: u64) -> Result<Self, ImportError> {
         let path = path.to_owned();
         match Image::open(Cached::new(window)) {
-            Ok(image) => Ok(Self { path, image, stored }),
+            Ok(image) => Ok(Self { path, image, stored, has_hash_tree: false }),
             Err(error) => Err(ImportError::failed("read", path.display().to_string(), error)),
         }
+    }
+
+    /// Whether the image is the root of a disk with a hash tree of dm-verity. The tree is not compared with the image:
+    /// its root hash, which only the user knows, would be needed.
+    #[must_use]
+    pub const fn has_hash_tree(&self) -> bool {
+        self.has_hash_tree
     }
 
     /// Returns the image.

@@ -46,7 +46,7 @@ fn export_with(
     options: &Options<'_>,
 ) -> Result<LayoutReport, ExportError> {
     let plan = plan(&home.store, &image.manifest.unwrap(), Compression::AsItWas, options)?;
-    to_layout(&home.store, &plan, to, tag, options)
+    to_layout(&home.store, &plan, None, to, tag, options)
 }
 
 /// Returns the tags of a layout, with their digests.
@@ -97,7 +97,7 @@ fn layers_are_compressed_once_for_a_layout() {
         let plan = plan.unwrap();
         let hows: Vec<_> = plan.layers.iter().map(|it| it.how).collect();
         assert_eq!(hows, expect);
-        let report = to_layout(&home.store, &plan, to, Some("1"), &options).unwrap();
+        let report = to_layout(&home.store, &plan, None, to, Some("1"), &options).unwrap();
         assert_eq!(Home::new().import_path("oci", to).image, image.image);
         (plan, report)
     };
@@ -196,7 +196,7 @@ fn a_failure_leaves_nothing_behind() {
         let never = home.options();
         let plan = plan(&home.store, &b.manifest.unwrap(), Compression::None, &never).unwrap();
         let options = Options { cancel: &cancel, progress: &progress, ..never };
-        let error = to_layout(&home.store, &plan, to, Some("b"), &options).unwrap_err();
+        let error = to_layout(&home.store, &plan, None, to, Some("b"), &options).unwrap_err();
         assert!(matches!(error, ExportError::Cancelled), "{error}");
     }
     assert!(!home.path("some").exists());
@@ -208,7 +208,8 @@ fn a_failure_leaves_nothing_behind() {
     for to in [&new, &old] {
         let plan = plan(&home.store, &b.manifest.unwrap(), Compression::None, &home.options());
         let plan = plan.unwrap();
-        let error = to_layout(&home.store, &plan, to, Some("b"), &home.options()).unwrap_err();
+        let error =
+            to_layout(&home.store, &plan, None, to, Some("b"), &home.options()).unwrap_err();
         assert!(error.is_damage(), "{}", chain(&error));
     }
     assert!(attempt(&new, &home.options()).contains("the bytes have the digest"));

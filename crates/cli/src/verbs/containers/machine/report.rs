@@ -8,6 +8,11 @@ use super::disks::{DISK, Parts, TABLE, WRITABLE};
 use super::hypervisors::{self, CloudHypervisor, Firecracker, KataMount};
 use crate::output::report::Bytes;
 
+/// Number of disks that all hypervisors can attach beside some other devices. Firecracker has 19 interrupts for devices
+/// without PCI. Cloud Hypervisor and QEMU have 32 places on a bus, and take some of them. Source: Firecracker
+/// `src/vmm/src/arch/x86_64/layout.rs`, Cloud Hypervisor `pci/src/bus.rs`, `NUM_DEVICE_IDS`.
+const DISKS_MAX: usize = 16;
+
 /// Report of `bundle --vm --json`, and the file `machine.json`.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
@@ -46,9 +51,10 @@ pub(crate) struct MachineReport {
     firecracker: Firecracker,
     /// Part of the configuration of Cloud Hypervisor for its API, with one disk for each file.
     cloud_hypervisor: CloudHypervisor,
-    /// Arguments of Cloud Hypervisor for the same disks. Null if the path of the directory has a quote or a bracket.
-    cloud_hypervisor_arguments: Option<Vec<String>>,
-    /// Mounts of a root for Kata Containers. Null with `--writable none`, or if there is no VMDK.
+    /// Arguments of Cloud Hypervisor for the same disks.
+    cloud_hypervisor_arguments: Vec<String>,
+    /// Mounts of a root for Kata Containers. Null with `--writable none`, if there is no VMDK, or if the path of the
+    /// directory has a quote or a line feed.
     kata_mounts: Option<Vec<KataMount>>,
 }
 
@@ -96,6 +102,17 @@ impl MachineReport {
         }
     }
 
+    /// Returns a remark if some hypervisors cannot attach one disk for each file.
+    pub(super) fn remark(&self) -> Option<String> {
+        let count = self.disks.len() + usize::from(self.writable.is_some());
+        (count > DISKS_MAX).then(|| {
+            format!(
+                "there are {count} disks, but without {DISK}, Firecracker supports about 19 devices of all kinds, and \
+                Cloud Hypervisor and QEMU about 28: `quire export NAME erofs:FILE` makes one disk"
+            )
+        })
+    }
+
     /// Prints the arguments of QEMU, each option on a line, quoted for a shell.
     pub(super) fn write(&self, out: &mut dyn io::Write) -> io::Result<()> {
         let words = self.qemu.as_ref().unwrap_or(&self.qemu_disks);
@@ -138,6 +155,18 @@ mod tests {
         let disks = disks(2);
         let report = MachineReport::new(&Parts { is_one_disk: false, ..parts(&disks) });
         assert_eq!((report.table, report.vmdk, report.qemu), (None, None, None));
+    }
+
+    #[test]
+    fn many_disks_get_a_remark() {
+        for (count, expect) in [(15, false), (16, true), (30, true)] {
+            let disks = disks(count);
+            let remark = MachineReport::new(&parts(&disks)).remark();
+            assert_eq!(remark.is_some(), expect, "{count}: {remark:?}");
+        }
+        let disks = disks(16);
+        let report = MachineReport::new(&Parts { writable: None, ..parts(&disks) });
+        assert_eq!(report.remark(), None);
     }
 
     #[test]

@@ -71,8 +71,9 @@ impl ExportRun<'_> {
     pub(super) fn verified_extension(
         &self,
         path: &Path,
+        architecture: &str,
     ) -> anyhow::Result<(VerifiedDiskReport, Option<String>)> {
-        let root = root_type(&self.architecture()?)?;
+        let root = root_type(architecture)?;
         let signer = self.signer()?;
         let flavor = Flavor::Linux;
         let kind = VerifiedDisk { root, flavor, signer: signer.as_ref(), boot: None };
@@ -142,7 +143,7 @@ impl ExportRun<'_> {
     }
 
     /// Returns the processor architecture of the image.
-    fn architecture(&self) -> anyhow::Result<String> {
+    pub(super) fn architecture(&self) -> anyhow::Result<String> {
         if let Some(platform) = &self.args.disk.platform {
             let platform: Platform = platform.parse()?;
             if platform.os != "linux" {

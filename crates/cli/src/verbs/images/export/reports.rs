@@ -67,6 +67,8 @@ pub(crate) struct LayoutReport {
     pub(super) bytes_added: Bytes,
     /// Number of blobs that the layout had already.
     pub(super) blobs_reused: usize,
+    /// Number of signatures of the image, in the store, that the layout has now.
+    pub(super) signatures: usize,
 }
 
 #[derive(Serialize)]
@@ -87,8 +89,12 @@ pub(crate) struct LayerReport {
 
 impl LayoutReport {
     fn text(&self) -> String {
+        let signed = match self.signatures {
+            0 => String::new(),
+            many => format!("; {}", count(many, "signature")),
+        };
         format!(
-            "manifest {}\n{}; {} added ({}), {} already in the layout",
+            "manifest {}\n{}; {} added ({}), {} already in the layout{signed}",
             self.manifest,
             count(self.layers.len(), "layer"),
             count(self.blobs_added, "blob"),
@@ -197,9 +203,10 @@ pub(crate) struct ExtensionReport {
     pub(super) name: String,
     /// The `ID` of the hosts that take the extension, or `_any`.
     pub(super) id: String,
-    /// The `SYSEXT_LEVEL` or `CONFEXT_LEVEL` of these hosts, otherwise their `VERSION_ID`. Null if the extension states
-    /// neither.
+    /// The `SYSEXT_LEVEL` or `CONFEXT_LEVEL` of these hosts. Null if the extension states none.
     pub(super) level: Option<String>,
+    /// The `VERSION_ID` of these hosts, which counts for those without a level. Null if the extension states none.
+    pub(super) version: Option<String>,
     /// Root hash of the dm-verity hash tree. Null without `--verity`.
     pub(super) root_hash: Option<String>,
     /// SHA-256 of the certificate of the root hash's signature. Null without `--private-key`.
@@ -213,7 +220,8 @@ pub(crate) struct ExtensionReport {
 impl ExtensionReport {
     fn text(&self) -> String {
         let Self { name, id, inodes, .. } = self;
-        let level = self.level.as_ref().map_or_else(String::new, |it| format!(" {it}"));
+        let level = self.level.as_ref().or(self.version.as_ref());
+        let level = level.map_or_else(String::new, |it| format!(" {it}"));
         let (inodes, size) = (count(*inodes, "inode"), report::size(self.bytes.0));
         let root_hash = root_hash(self.root_hash.as_deref());
         format!("extension {name} for {id}{level}\n{root_hash}{inodes}, {size}")

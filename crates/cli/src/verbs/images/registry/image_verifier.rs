@@ -186,6 +186,24 @@ impl VerifierArgs {
 
 const USAGE: &str = "quire-image-verifier -name NAME -digest DIGEST [-stdin-media-type TYPE]";
 
+/// Arguments and explanation for the man page.
+pub(crate) const MANUAL: &str = "\
+-name NAME -digest DIGEST [-stdin-media-type TYPE]
+
+containerd calls each program in a directory before it pulls an image, and pulls only if all of them exit with 0. A \
+link in that directory lets Quire decide by the policy of the host:
+
+  ln -s /usr/bin/quire-image-verifier /opt/containerd/image-verifier/bin/
+
+Quire fetches signatures from the registry if a rule needs them, with root's credentials. It decides within 9 seconds, \
+prints the reason of a refusal, and refuses every image if there is no policy.
+
+OPTIONS:
+  -name NAME  The name of the image, which begins with a registry.
+  -digest DIGEST  The digest that the name led to.
+  -stdin-media-type TYPE  The type of the document on standard input: application/vnd.oci.descriptor.v1+json.
+";
+
 #[cfg(test)]
 mod tests {
     use super::VerifierArgs;

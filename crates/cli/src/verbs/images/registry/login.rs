@@ -1,12 +1,12 @@
 //! `login`: checks credentials with a registry and saves them.
 
-use std::io::Read as _;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
 use oci::registry::{Checked, Kept, Login as Attempt, Secret};
+use oci::signing::read_secret;
 use serde::Serialize;
 
 use crate::Answer;
@@ -46,9 +46,6 @@ impl VerbArgs for Login {
     }
 }
 
-/// Maximum size of a password on standard input, in bytes. Passwords and tokens are much shorter.
-const PASSWORD_MAX: u64 = 64 << 10;
-
 pub(crate) fn login(context: &Context, args: &Login) -> anyhow::Result<Answer> {
     let cancel = Arc::new(AtomicBool::new(false));
     let login = target(context, &args.host, &args.registry, &cancel)?;
@@ -80,17 +77,10 @@ pub(crate) fn login(context: &Context, args: &Login) -> anyhow::Result<Answer> {
 /// machine can see.
 fn ask(args: &Login, login: &Attempt, cancel: &AtomicBool) -> anyhow::Result<(String, Secret)> {
     if let (true, Some(user)) = (args.password_stdin, &args.user) {
-        let mut bytes = Vec::new();
-        let read = std::io::stdin().lock().take(PASSWORD_MAX + 1).read_to_end(&mut bytes);
-        read.context("cannot read standard input")?;
-        if bytes.len() as u64 > PASSWORD_MAX {
-            bail!("standard input has more than {PASSWORD_MAX} bytes, too long for a password");
-        }
-        let text = String::from_utf8(bytes).ok().context("the password is not UTF-8")?;
+        let bytes = read_secret(std::io::stdin().lock()).context("cannot read standard input")?;
         // `echo` and editors append a line feed that is not part of the password.
-        let text = text.strip_suffix('\n').unwrap_or(&text);
-        let text = text.strip_suffix('\r').unwrap_or(text);
-        return Ok((user.clone(), Secret::new(filled("password", text.to_owned())?)));
+        let line = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
+        return Ok((user.clone(), password(line.strip_suffix(b"\r").unwrap_or(line))?));
     }
     let terminal = Terminal::open().context(
         "no terminal to prompt on: -u USER --password-stdin reads the password from standard input",
@@ -100,8 +90,14 @@ fn ask(args: &Login, login: &Attempt, cancel: &AtomicBool) -> anyhow::Result<(St
         Some(user) => user.clone(),
         None => filled("user", terminal.ask(&format!("user for {registry}: "), cancel)?)?,
     };
-    let password = terminal.ask_hidden(&format!("password of {user}: "), cancel)?;
-    Ok((user, Secret::new(filled("password", password)?)))
+    let line = terminal.ask_hidden(&format!("password of {user}: "), cancel)?;
+    Ok((user, password(&line)?))
+}
+
+/// Copies a password out of a buffer. The memory of both is overwritten later.
+fn password(bytes: &[u8]) -> anyhow::Result<Secret> {
+    let text = std::str::from_utf8(bytes).ok().context("the password is not UTF-8")?;
+    Ok(Secret::new(filled("password", text.to_owned())?))
 }
 
 fn filled(what: &str, text: String) -> anyhow::Result<String> {

@@ -139,7 +139,7 @@ pub(crate) fn push(context: &Context, args: &Push) -> anyhow::Result<Answer> {
         |it: &Signature| it.claim().is_some_and(|it| it.repository.as_ref() == Some(&repository));
     let has_signature = || {
         let evidence = read_evidence(&store, &manifest);
-        evidence.is_ok_and(|it| it.signatures.iter().any(is_for_target))
+        evidence.is_ok_and(|it| it.all_signatures().any(is_for_target))
     };
     if !done.is_unchanged && key.is_none() && has_signature() {
         context.remark(

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::{Args, ValueEnum};
-use image::composefs_rs::Layout;
+use image::composefs_rs::ComposefsLayout;
 use image::verity::{Algorithm, ImageId};
 use store::Store;
 use transfer::StoredImage;
@@ -85,7 +85,8 @@ impl ComposefsIdOptions {
             progress: &|event: Event<'_>| progress.tell(event),
             cancel: &cancel,
         };
-        let layout = if self.erofs_version == 2 { Layout::V2 } else { Layout::V1 };
+        let layout =
+            if self.erofs_version == 2 { ComposefsLayout::V2 } else { ComposefsLayout::V1 };
         let format = IdFormat { algorithm, layout };
         let work = || composefs_id(store, image, documents, tree, format, &options);
         let id = until_signal(&cancel, work)?;

@@ -88,5 +88,5 @@ fn ask(file: &Path, options: KeyOptions) -> anyhow::Result<Passphrase> {
     let cancel = Arc::new(AtomicBool::new(false));
     let question = format!("passphrase of {}: ", file.display());
     let text = until_signal(&cancel, || terminal.ask_hidden(&question, &cancel))??;
-    Ok(Passphrase::new(text.into_bytes()))
+    Ok(Passphrase::from(text))
 }

@@ -555,6 +555,32 @@ fn links_of_an_image_take_no_place_of_a_volume() {
     assert_eq!(ran.out, "mine\nnameserver 192.0.2.1\nhosts\nmine\n".repeat(2), "{}", ran.err);
 }
 
+/// The ids of such a store have SHA-512, which the service computes if an allowed id has it.
+#[test]
+fn images_of_a_store_with_sha512_are_lent() {
+    let Some(user) = User::new(true) else { return };
+    user.import(&tree(&user));
+    let store = user.home().join("sealed").display().to_string();
+    let source = format!("tar:{}", user.place.path("tree.tar").display());
+    let sealed = ["--store", &store, "--object-hash", "sha512"];
+    let id = user.out(&[&sealed[..], &["import", "--quiet", &source, "a"]].concat());
+    assert_eq!(id.trim().len(), 128, "{id}");
+    let script = format!(
+        "$Q --store {store} run --rm --quiet --via service a sh -c 'echo ran; cat /large | wc -c'"
+    );
+    let expect = user.script("$Q run --rm --quiet a sh -c 'echo ran; cat /large | wc -c'").out;
+    assert!(expect.starts_with("ran\n"), "{expect}");
+    let ran = beside_service(&user, "", &script);
+    assert_eq!(ran.out, expect, "{}", ran.err);
+    let ran = beside_service(&user, &format!("images = [\"{}\"]\n", id.trim()), &script);
+    assert_eq!(ran.out, expect, "{}", ran.err);
+    let other = format!("images = [\"{}\"]\n", "0".repeat(128));
+    let ran = beside_service(&user, &other, &script);
+    assert_eq!(ran.out, "", "{}", ran.err);
+    let named = format!("or {}: it is not among `images`", id.trim());
+    assert!(ran.err.contains(&named), "{}", ran.err);
+}
+
 /// If the service does not run or refuses, another way is used. If the user has chosen the service explicitly, this is
 /// an error.
 #[test]

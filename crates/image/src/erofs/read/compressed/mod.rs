@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub use settings::Algorithm;
 
 use super::error::{ErofsCorruption, Part, ReadError, Unsupported};
-use super::inode::{FileType, Inode, Layout, Nid};
+use super::inode::{DataLayout, FileType, Inode, Nid};
 use super::source::ReadAt;
 use super::{ByteOffset, Device, Image, to_u64, to_usize};
 use crate::erofs::layout::{
@@ -189,7 +189,7 @@ impl<S: ReadAt> FileReader<'_, S> {
         buffer: &mut [u8],
         devices: &[&dyn ReadAt],
     ) -> Result<usize, ReadError> {
-        let Layout::Compressed { is_full } = self.inode.layout else {
+        let DataLayout::Compressed { is_full } = self.inode.layout else {
             return self.image.read(&self.inode, offset, buffer, devices);
         };
         let size = match self.inode.file_type() {

@@ -68,7 +68,7 @@ impl Laid {
 }
 
 fn check(disk: &[u8], expect: Result<Range<u64>, &str>) {
-    let found = root(&disk, "amd64").map_err(|error| error.to_string());
+    let found = root(&disk, "amd64").map(|it| it.bytes).map_err(|error| error.to_string());
     assert_eq!(found, expect.map_err(str::to_owned));
 }
 
@@ -140,4 +140,44 @@ fn any_numbers() {
             drop(root(&&disk[..], "amd64"));
         }
     }
+}
+
+/// The hash tree, its signature, and the EFI system partition. Source: Discoverable Partitions Specification;
+/// `2C7357ED-EBD2-46D9-AEC1-23D437EC2BF5`, `41092B05-9FC8-4523-994F-2DEF0408B176` and
+/// `C12A7328-F81F-11D2-BA4B-00A0C93EC93B`.
+const OTHERS: [[u8; 16]; 3] = [
+    [
+        0xed, 0x57, 0x73, 0x2c, 0xd2, 0xeb, 0xd9, 0x46, 0xae, 0xc1, 0x23, 0xd4, 0x37, 0xec, 0x2b,
+        0xf5,
+    ],
+    [
+        0x05, 0x2b, 0x09, 0x41, 0xc8, 0x9f, 0x23, 0x45, 0x99, 0x4f, 0x2d, 0xef, 0x04, 0x08, 0xb1,
+        0x76,
+    ],
+    [
+        0x28, 0x73, 0x2a, 0xc1, 0x1f, 0xf8, 0xd2, 0x11, 0xba, 0x4b, 0x00, 0xa0, 0xc9, 0x3e, 0xc9,
+        0x3b,
+    ],
+];
+
+#[test]
+fn partitions_that_verify_or_boot_are_no_root() {
+    for (kind, name) in OTHERS.into_iter().zip([
+        "hash tree of the root of amd64",
+        "signature of the root of amd64",
+        "EFI system partition",
+    ]) {
+        // The root has another file system, and somebody wrote EROFS's magic into the other partition.
+        let disk = Laid::new(&[(DATA, 40, 49, false), (kind, 50, 59, true)]).disk();
+        let error = root(&&disk[..], "amd64").unwrap_err().to_string();
+        assert!(error.contains(&format!("partition 2 \"p1\" ({name}, EROFS)")), "{error}");
+        let disk = Laid::new(&[(ARM64, 40, 49, true), (kind, 50, 59, true)]).disk();
+        assert_eq!(root(&&disk[..], "amd64").unwrap().bytes, 40 * 512..50 * 512);
+    }
+    let has_tree =
+        |partitions: &[_]| root(&&Laid::new(partitions).disk()[..], "amd64").unwrap().has_tree;
+    assert!(has_tree(&[(AMD64, 40, 49, true), (OTHERS[0], 50, 59, false)]));
+    assert!(!has_tree(&[(AMD64, 40, 49, true), (OTHERS[2], 50, 59, false)]));
+    // A tree for another architecture verifies another root.
+    assert!(!has_tree(&[(ARM64, 40, 49, true), (OTHERS[0], 50, 59, false)]));
 }
