@@ -22,7 +22,7 @@ use rig::{Skipped, inputs, tools};
 
 /// Name and description of each job.
 const JOBS: [(&str, &str); 2] = [
-    ("stress", "200,000 random file operations by 20 processes"),
+    ("stress-nolinks", "200,000 random file operations by 20 processes, without hard links"),
     ("compile", "Lua from its sources, make -j2"),
 ];
 const NATIVE: &str = "crun, ext4";

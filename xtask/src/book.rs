@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
-use regex::{Captures, Regex};
+use regex_lite::{Captures, Regex};
 
 use rig::cache::{Cache, remove};
 use rig::process::{quiet, repository, target_dir};

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
-use regex::Regex;
+use regex_lite::Regex;
 use testing::daemon::{Daemon, PROGRAM};
 
 use rig::cache::Cache;

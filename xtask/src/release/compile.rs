@@ -22,6 +22,10 @@ pub(super) const TARGETS: [&str; 2] = ["x86_64-unknown-linux-gnu", "aarch64-unkn
 const FLAGS: [&str; 3] =
     ["-Ctarget-feature=+crt-static", "-Clink-arg=-Wl,-z,pack-relative-relocs", "-Cstrip=symbols"];
 
+/// Flags for LLD, which is rustc's linker for x86-64 only: functions with the same code become one, and strings with the
+/// same end. Nothing in Quire compares addresses of functions.
+const LLD_FLAGS: [&str; 2] = ["-Clink-arg=-Wl,--icf=all", "-Clink-arg=-Wl,-O2"];
+
 /// Maximum length of the binary, which `docs/release.md` promises.
 const BYTES_MAX: usize = 18_000_000;
 
@@ -65,7 +69,9 @@ pub(super) fn binary(place: &Place, target: &str, commit: &Commit) -> Result<Pat
     // Without `--target`, the flags would also apply to build scripts and procedural macros, which cannot be static.
     cargo.args(["build", "--locked", "--package=quire-cli", "--profile=dist", "--target", target]);
     cargo.arg("--target-dir").arg(&place.built).current_dir(&place.sources);
-    cargo.env("CARGO_ENCODED_RUSTFLAGS", rust_flags(&prefixes)).env("CARGO_INCREMENTAL", "0");
+    let lld_flags = if target.starts_with("x86_64") { &LLD_FLAGS[..] } else { &[] };
+    cargo.env("CARGO_ENCODED_RUSTFLAGS", rust_flags(&prefixes, lld_flags));
+    cargo.env("CARGO_INCREMENTAL", "0");
     let underscored = target.replace('-', "_");
     cargo.env(format!("CFLAGS_{underscored}"), c_flags(&prefixes));
     if let Some(linker) = cross_linker(target)? {
@@ -84,7 +90,7 @@ fn binary_by_debian(place: &Place, commit: &Commit) -> Result<PathBuf> {
     let underscored = debian_compiler::TARGET.replace('-', "_");
     let c_flags_name = format!("CFLAGS_{underscored}");
     let variables = [
-        ("CARGO_ENCODED_RUSTFLAGS", rust_flags(&prefixes)),
+        ("CARGO_ENCODED_RUSTFLAGS", rust_flags(&prefixes, &[])),
         (&c_flags_name, c_flags(&prefixes)),
         ("QUIRE_COMMIT", commit.hash.clone()),
         ("SOURCE_DATE_EPOCH", commit.seconds.clone()),
@@ -151,8 +157,8 @@ fn prefixes_in(cargo_home: &Path, here: &Path, place: &Place) -> Result<Vec<Pref
 }
 
 /// Returns the flags for rustc, separated as in CARGO_ENCODED_RUSTFLAGS.
-fn rust_flags(prefixes: &[Prefix]) -> String {
-    let flags = FLAGS.map(String::from).into_iter();
+fn rust_flags(prefixes: &[Prefix], linker: &[&str]) -> String {
+    let flags = FLAGS.iter().chain(linker).map(|it| (*it).to_owned());
     let remap = |(path, name): &Prefix| format!("--remap-path-prefix={}={name}", path.display());
     flags.chain(prefixes.iter().map(remap)).collect::<Vec<_>>().join("\x1f")
 }
@@ -229,7 +235,7 @@ mod tests {
         let path = place.path().canonicalize().unwrap();
         fs::write(path.join("a.rs"), "fn main() { print!(\"{}\", file!()) }").unwrap();
         let prefixes = [(path.clone(), "quire".to_owned())];
-        let flags = rust_flags(&prefixes);
+        let flags = rust_flags(&prefixes, &LLD_FLAGS);
         let mut rustc = Command::new("rustc");
         rustc.args(flags.split('\x1f').filter(|it| it.starts_with("--remap")));
         quiet(rustc.arg(path.join("a.rs")).arg("-o").arg(path.join("a"))).unwrap();

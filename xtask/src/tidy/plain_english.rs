@@ -1,6 +1,6 @@
 //! Checks the language of pages, comments and messages, as CONTRIBUTING.md requires.
 
-use regex::Regex;
+use regex_lite::Regex;
 
 use super::{text, tracked};
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use globset::Glob;
+use fast_glob::{glob_match, validate};
 use kernel::mount::Detached;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -226,13 +226,22 @@ impl Speech<'_> {
     }
 }
 
-/// Returns a function that matches names against a pattern of fnmatch(3). fnmatch has no braces, so they are escaped.
-/// An invalid pattern matches only itself.
+/// Returns a function that matches names against a pattern of fnmatch(3). fnmatch has no braces, its `!` negates only
+/// in brackets, and its `*` matches slashes as well. An invalid pattern matches only itself.
 fn matcher(pattern: &str) -> impl Fn(&str) -> bool {
-    let escaped = pattern.replace('{', "[{]").replace('}', "[}]");
-    let glob = Glob::new(&escaped).ok().map(|it| it.compile_matcher());
+    // No name contains this character.
+    let without_slashes = |text: &str| text.replace('/', "\0");
+    let escaped = without_slashes(pattern).replace('{', "[{]").replace('}', "[}]");
+    let escaped = match escaped.strip_prefix('!') {
+        Some(rest) => format!("\\!{rest}"),
+        None => escaped,
+    };
+    let is_valid = validate(&escaped).is_ok();
     let pattern = pattern.to_owned();
-    move |name| glob.as_ref().map_or(name == pattern, |glob| glob.is_match(name))
+    move |name| match is_valid {
+        true => glob_match(&escaped, without_slashes(name)),
+        false => name == pattern,
+    }
 }
 
 /// Opens the root of a mount for reading, because clients refuse `O_PATH` descriptors.
@@ -294,6 +303,12 @@ mod tests {
             ("{a}", "{a}", true),
             ("[a", "[a", true),
             ("[a", "a", false),
+            ("[!d]ebian", "webian", true),
+            ("!a", "b", false),
+            ("!a", "!a", true),
+            ("a**b", "a/x/b", true),
+            ("a[/]b", "a/b", true),
+            ("", "a", false),
         ] {
             assert_eq!(matcher(pattern)(name), fits, "{pattern} {name}");
         }

@@ -1,9 +1,7 @@
 //! Globs that select paths, as in `.gitignore`.
 
-use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+use fast_glob::{glob_match, validate};
 use image::tree::{Choice, Entry, Tree};
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt as _;
 
 /// A glob, with its original text.
 ///
@@ -14,7 +12,7 @@ use std::os::unix::ffi::OsStrExt as _;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Glob {
     text: String,
-    /// The pattern for `globset`.
+    /// The pattern for `fast_glob`.
     pattern: String,
     /// Whether the glob ends with a slash.
     only_directories: bool,
@@ -24,7 +22,7 @@ pub struct Glob {
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum GlobError {
     #[error("\"{}\" is not a glob", .text.escape_debug())]
-    Syntax { text: String, source: Box<globset::Error> },
+    Syntax { text: String, source: fast_glob::Error },
     /// The glob is empty, or has only slashes.
     #[error("\"{}\" names only the root: write \"*\" for all files in it", .0.escape_debug())]
     Empty(String),
@@ -61,12 +59,33 @@ impl std::str::FromStr for Glob {
         if pattern.split('/').any(|name| [".", "..", ""].contains(&name)) {
             return Err(GlobError::Dots(text.to_owned()));
         }
-        let glob = Self { text: text.to_owned(), pattern, only_directories };
-        match glob.compile() {
-            Ok(_) => Ok(glob),
-            Err(source) => Err(GlobError::Syntax { text: glob.text, source: Box::new(source) }),
+        let text = text.to_owned();
+        let pattern = plain_letters(&pattern);
+        match validate(&pattern) {
+            // `fast_glob` negates a pattern that begins with "!".
+            Ok(()) if pattern.starts_with('!') => {
+                Ok(Self { text, pattern: format!("\\{pattern}"), only_directories })
+            }
+            Ok(()) => Ok(Self { text, pattern, only_directories }),
+            Err(source) => Err(GlobError::Syntax { text, source }),
         }
     }
+}
+
+/// Removes backslashes before letters, which `fast_glob` would read as control characters: `\n` is the letter n here, as
+/// in `.gitignore`.
+fn plain_letters(pattern: &str) -> String {
+    let (mut plain, mut chars) = (String::with_capacity(pattern.len()), pattern.chars());
+    while let Some(char) = chars.next() {
+        match char {
+            '\\' => match chars.next() {
+                Some(letter) if letter.is_ascii_alphabetic() => plain.push(letter),
+                next => plain.extend(std::iter::once(char).chain(next)),
+            },
+            char => plain.push(char),
+        }
+    }
+    plain
 }
 
 impl std::fmt::Display for Glob {
@@ -76,8 +95,9 @@ impl std::fmt::Display for Glob {
 }
 
 impl Glob {
-    fn compile(&self) -> Result<globset::Glob, globset::Error> {
-        GlobBuilder::new(&self.pattern).literal_separator(true).backslash_escape(true).build()
+    /// Returns whether the glob matches a path without a leading slash.
+    fn matches(&self, path: &[u8], is_directory: bool) -> bool {
+        (is_directory || !self.only_directories) && glob_match(&self.pattern, path)
     }
 }
 
@@ -89,31 +109,12 @@ impl Glob {
 pub struct Globs {
     include: Vec<Glob>,
     exclude: Vec<Glob>,
-    /// The globs of `include`, followed by those of `exclude`.
-    set: GlobSet,
 }
 
 impl Globs {
-    /// Compiles the globs.
-    ///
-    /// # Errors
-    /// A [`GlobError`] if there are too many globs, or if their total size is too large.
-    pub fn new(include: Vec<Glob>, exclude: Vec<Glob>) -> Result<Self, GlobError> {
-        let mut set = GlobSetBuilder::new();
-        let failed = |source| GlobError::Syntax {
-            text: include
-                .iter()
-                .chain(&exclude)
-                .map(ToString::to_string)
-                .collect::<Vec<_>>()
-                .join(" "),
-            source: Box::new(source),
-        };
-        for glob in include.iter().chain(&exclude) {
-            set.add(glob.compile().map_err(failed)?);
-        }
-        let set = set.build().map_err(failed)?;
-        Ok(Self { include, exclude, set })
+    #[must_use]
+    pub const fn new(include: Vec<Glob>, exclude: Vec<Glob>) -> Self {
+        Self { include, exclude }
     }
 
     pub(super) fn matcher(&self) -> Matcher<'_> {
@@ -152,12 +153,10 @@ impl Matcher<'_> {
     /// Finds the globs that match a path, and records them.
     fn look(&mut self, path: &[u8], is_directory: bool) {
         let path = path.strip_prefix(b"/").unwrap_or(path);
-        self.globs.set.matches_into(OsStr::from_bytes(path), &mut self.found);
-        let Globs { include, exclude, .. } = self.globs;
-        self.found.retain(|at| {
-            let glob = include.get(*at).or_else(|| exclude.get(*at - include.len()));
-            is_directory || glob.is_some_and(|it| !it.only_directories)
-        });
+        let Globs { include, exclude } = self.globs;
+        let all = include.iter().chain(exclude).enumerate();
+        self.found.clear();
+        self.found.extend(all.filter(|(_, it)| it.matches(path, is_directory)).map(|(at, _)| at));
         for at in &self.found {
             self.matched[*at] = true;
         }
@@ -171,7 +170,7 @@ impl Matcher<'_> {
             let Some((path, entry)) = walk.next() else { break };
             self.look(path, entry.inode.is_directory());
         }
-        let Globs { include, exclude, .. } = self.globs;
+        let Globs { include, exclude } = self.globs;
         let all = include.iter().chain(exclude).zip(&self.matched);
         all.filter(|(_, matched)| !**matched).map(|(glob, _)| glob.clone()).collect()
     }

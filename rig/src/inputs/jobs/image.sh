@@ -31,6 +31,9 @@ git rev-parse HEAD > /srv/expect/head
 rm -r source lua-?
 cd /
 
+cat > /srv/jobs/stress-nolinks <<'JOB'
+cd /srv/out && /srv/stress 1680153482 20 500 20 nolinks
+JOB
 cat > /srv/jobs/stress <<'JOB'
 cd /srv/out && /srv/stress 1680153482 20 500 20
 JOB
@@ -75,7 +78,7 @@ sh -eu "/srv/jobs/$1" > /srv/answer
 cmp /srv/answer "/srv/expect/$1"
 JOB
 mkdir /srv/out
-for job in stress compile clone dpkg transactions files; do
+for job in stress stress-nolinks compile clone dpkg transactions files; do
     sh -eu "/srv/jobs/$job" > "/srv/expect/$job"
     rm -rf /srv/out/* /srv/out/.??*
 done

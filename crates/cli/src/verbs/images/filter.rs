@@ -71,7 +71,7 @@ pub(crate) struct FilterReport {
 
 pub(crate) fn filter(context: &Context, args: &Filter) -> anyhow::Result<Answer> {
     let name: RefName = args.new.parse()?;
-    let globs = Globs::new(args.include.clone(), args.exclude.clone())?;
+    let globs = Globs::new(args.include.clone(), args.exclude.clone());
     let store = context.open(OpenOptions::write())?;
     let sources = Sources::from_names(context, &store, std::slice::from_ref(&args.name))?;
     let found = sources.found.first().context("no image is given")?;

@@ -1,7 +1,7 @@
 //! containerd's filters for lists. Source: its package `filters`: `fieldpath`, or `fieldpath operator value`,
 //! separated by commas, all of which must match.
 
-use regex::Regex;
+use regex_lite::Regex;
 
 /// A syntax error in a filter.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -11,7 +11,7 @@ use super::*;
 
 fn globs(include: &[&str], exclude: &[&str]) -> Globs {
     let parse = |globs: &[&str]| globs.iter().map(|it| it.parse().unwrap()).collect();
-    Globs::new(parse(include), parse(exclude)).unwrap()
+    Globs::new(parse(include), parse(exclude))
 }
 
 /// Makes a tree of paths. Paths that end with a slash, and the parents of others, are directories.
@@ -109,6 +109,12 @@ fn globs_mean_what_gitignore_says() {
         (".*", ".hidden"),
         ("*hidden", ".hidden"),
         ("\\!odd", "!odd"),
+        ("/!odd", "!odd"),
+        ("\\a.\\txt", "a.txt b/a.txt b/c/a.txt b/c/d/a.txt"),
+        ("usr/**/x", "usr/share/doc/x/"),
+        ("b/c**", "b/c/"),
+        ("/**/passwd", "etc/passwd"),
+        ("[^a-z]?x]", "b/[x]"),
         ("usr/share/[a-i]*", "usr/share/doc/ usr/share/info"),
         ("usr*doc", ""),
         ("*", "!odd .hidden a.txt b/ empty/ etc/ usr/"),
