@@ -222,6 +222,7 @@ pub fn prepare(
         keep: wish.keep,
         shared: (!images.is_own()).then(|| images.path().display().to_string()),
         boot: kernel::process::boot_id(),
+        snapshot: None,
     };
     let id = std::mem::take(&mut wish.id);
     let folder = store.create_container(&id, &record)?;

@@ -6,10 +6,13 @@ use std::sync::Arc;
 use image::verity::ImageId;
 use serde::{Deserialize, Serialize};
 
+use super::container_snapshots::ContainerSnapshotError;
 use super::refs::Seconds;
 use crate::disk::{Directory, DiskError};
 use crate::record::{self, RECORD_MAX, RecordError};
-use crate::staging::{LOCK, Owner, Tmp, Workspace, hide, is_alive, is_hidden, names, owner};
+use crate::staging::{
+    LOCK, Owner, Tmp, Workspace, hide, is_alive, is_hidden, may_be_import, names, owner,
+};
 use image::digest::Digest;
 
 /// File with a container's record, in its directory.
@@ -33,6 +36,9 @@ pub struct ContainerRecord {
     /// Boot id of the machine at the container's creation. After a reboot, none of its processes is running. `None`
     /// if it is unknown.
     pub boot: Option<String>,
+    /// Id of the uppermost snapshot between the image and the container's writable layer. It is kept as long as the
+    /// directory exists.
+    pub snapshot: Option<String>,
 }
 
 /// The record as written.
@@ -48,6 +54,24 @@ struct Raw {
     shared: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     boot: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    snapshot: Option<String>,
+}
+
+impl ContainerRecord {
+    fn encode(&self) -> Vec<u8> {
+        let Self { name, shared, boot, snapshot, .. } = self.clone();
+        record::encode(&Raw {
+            image: self.image.to_string(),
+            manifest: self.manifest.map(|it| it.to_string()),
+            name,
+            created: self.created,
+            keep: self.keep,
+            shared,
+            boot,
+            snapshot,
+        })
+    }
 }
 
 /// Whether a process holds the container's lock.
@@ -74,6 +98,9 @@ pub enum ContainerError {
     /// The container's image is not in the store.
     #[error("container {id} needs image {image}, which is not in the store")]
     NoImage { id: String, image: ImageId },
+    /// The snapshot below the container's writable layer cannot be used.
+    #[error("cannot use the snapshot of container {id}")]
+    Snapshot { id: String, source: ContainerSnapshotError },
     /// The container's record cannot be read.
     #[error(
         "the record of container {id} is damaged: `quire rm --container --force {id}` removes it"
@@ -131,6 +158,24 @@ impl ContainerDir {
     #[must_use]
     pub const fn record(&self) -> Option<&ContainerRecord> {
         self.record.as_ref()
+    }
+
+    /// Replaces the snapshot in the record, durably.
+    pub(crate) fn set_snapshot(
+        &mut self,
+        tmp: &Tmp,
+        snapshot: Option<&str>,
+    ) -> Result<(), ContainerError> {
+        let read = || read_record(&self.directory);
+        let mut record = match &self.record {
+            Some(record) => record.clone(),
+            None => read()?
+                .map_err(|source| ContainerError::Damaged { id: self.id.clone(), source })?,
+        };
+        record.snapshot = snapshot.map(str::to_owned);
+        tmp.replace(&self.directory, RECORD, &record.encode())?;
+        self.record = Some(record);
+        Ok(())
     }
 
     /// Moves the directory out of `containers/`. Its path changes, and it stays locked. If this process dies, the next
@@ -205,8 +250,8 @@ fn read_record(directory: &Directory) -> Result<Result<ContainerRecord, RecordEr
         let image = raw.image.parse().ok().ok_or(RecordError::Checksum)?;
         let manifest = raw.manifest.as_deref().map(str::parse).transpose();
         let manifest = manifest.ok().ok_or(RecordError::Checksum)?;
-        let Raw { name, created, keep, shared, boot, .. } = raw;
-        Ok(ContainerRecord { image, manifest, name, created, keep, shared, boot })
+        let Raw { name, created, keep, shared, boot, snapshot, .. } = raw;
+        Ok(ContainerRecord { image, manifest, name, created, keep, shared, boot, snapshot })
     }))
 }
 
@@ -256,15 +301,7 @@ impl ContainerShelf {
     pub(crate) fn draft(&self, record: &ContainerRecord) -> Result<ContainerDraft, DiskError> {
         let work = Workspace::make(&self.tmp)?;
         let mut file = work.directory.create(RECORD)?;
-        file.write_all(&record::encode(&Raw {
-            image: record.image.to_string(),
-            manifest: record.manifest.map(|it| it.to_string()),
-            name: record.name.clone(),
-            created: record.created,
-            keep: record.keep,
-            shared: record.shared.clone(),
-            boot: record.boot.clone(),
-        }))?;
+        file.write_all(&record.encode())?;
         file.publish_mode()?;
         drop(file);
         let lock = work.directory.create_locked(LOCK)?;
@@ -458,9 +495,10 @@ impl ContainerShelf {
                 return Ok(true);
             }
         }
-        // A part of such a directory may already be removed, so a missing entry proves nothing.
-        for hidden in names(&self.tmp)?.into_iter().filter(|it| is_hidden(it)) {
-            let folder = self.tmp.open_if_there(&hidden)?;
+        // A part of such a directory may already be removed, so a missing entry proves nothing. An unfinished copy of a
+        // container's changes has files of the same users.
+        for left in names(&self.tmp)?.into_iter().filter(|it| !may_be_import(it)) {
+            let folder = self.tmp.open_if_there(&left)?;
             if folder.map_or(Ok(false), |it| is_alive(&it).map(|is_alive| !is_alive))? {
                 return Ok(true);
             }

@@ -183,6 +183,7 @@ fn records_are_written_as_the_document_has_them() {
         keep: false,
         shared: None,
         boot: Some("b".to_owned()),
+        snapshot: None,
     };
     let _container = store.create_container("c", &container).unwrap();
     let path = |name: &str| directory.path().join(name);

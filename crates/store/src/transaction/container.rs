@@ -12,7 +12,8 @@ impl Store {
     /// The record is synced only if the container will be kept, because other containers do not survive a crash.
     ///
     /// # Errors
-    /// [`ContainerError`] if the id is invalid or taken, or the image is not in the store.
+    /// [`ContainerError`] if the id is invalid or taken, or the image or the snapshot is not in the
+    /// store.
     pub fn create_container(
         &self,
         id: &str,
@@ -28,12 +29,15 @@ impl Store {
         if record.shared.is_none() && !self.images.has(&record.image)? {
             return Err(ContainerError::NoImage { id: id.to_owned(), image: record.image });
         }
+        let failed = |source| ContainerError::Snapshot { id: id.to_owned(), source };
+        let held = record.snapshot.as_deref().map(|it| self.hold_container_snapshot(it));
+        let held = held.transpose().map_err(failed)?;
         if record.keep {
             // The container is found after a crash, so its image must be.
             self.settle()?;
         }
         let container = self.containers.publish(id, draft)?;
-        drop(lock);
+        drop((lock, held));
         if record.keep {
             self.containers.directory.sync()?;
         }
