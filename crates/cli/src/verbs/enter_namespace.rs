@@ -103,11 +103,12 @@ fn is_left_on_disk(container: &str, store: Option<&Path>, who: Who) -> bool {
     found.is_some_and(|(_, it)| !it.is_running() && it.folder.join(LAYER).exists())
 }
 
-/// Returns whether the store has writable layers of removed containers.
+/// Returns whether the store has writable layers of removed containers, or snapshots of containers to remove.
 fn is_garbage_on_disk(store: Option<&Path>, who: Who) -> bool {
     let Ok(directory) = crate::session::context::store_directory(store, who) else { return false };
     let Ok(store) = Store::open(&directory, who, OpenOptions::read()) else { return false };
     store.containers.is_left(LAYER).unwrap_or(false)
+        || store.has_unneeded_container_snapshots().unwrap_or(false)
 }
 
 /// Moves this process into the namespace of a container of the same user. Other problems of the container are

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use image::verity::ImageId;
 use serde::{Deserialize, Serialize};
 
-use super::container_snapshots::ContainerSnapshotError;
+use super::container_snapshot_error::ContainerSnapshotError;
 use super::refs::Seconds;
 use crate::disk::{Directory, DiskError};
 use crate::record::{self, RECORD_MAX, RecordError};
@@ -160,6 +160,15 @@ impl ContainerDir {
         self.record.as_ref()
     }
 
+    /// Replaces the record, durably.
+    pub(crate) fn set_record(
+        &self,
+        tmp: &Tmp,
+        record: &ContainerRecord,
+    ) -> Result<(), ContainerError> {
+        Ok(tmp.replace(&self.directory, RECORD, &record.encode())?)
+    }
+
     /// Replaces the snapshot in the record, durably.
     pub(crate) fn set_snapshot(
         &mut self,
@@ -201,6 +210,26 @@ impl ContainerDir {
     pub fn remove(self) -> Result<(), ContainerError> {
         let hidden = self.hide()?;
         Ok(hidden.parent.remove_tree(&hidden.name)?)
+    }
+}
+
+/// A directory that is to replace that of a container. It is removed on drop.
+#[derive(Debug)]
+pub struct ContainerReplacement {
+    work: Workspace,
+    folder: ContainerDir,
+}
+
+impl ContainerReplacement {
+    /// Returns the locked directory, for the files of the `container` crate.
+    #[must_use]
+    pub const fn folder(&self) -> &ContainerDir {
+        &self.folder
+    }
+
+    pub(crate) fn record(&self) -> &ContainerRecord {
+        let record = self.folder.record.as_ref();
+        record.expect("a replacement is made with its record")
     }
 }
 
@@ -299,7 +328,14 @@ impl ContainerShelf {
 
     /// Writes the initial files of a container's directory. If the container is kept, its record is synced.
     pub(crate) fn draft(&self, record: &ContainerRecord) -> Result<ContainerDraft, DiskError> {
-        let work = Workspace::make(&self.tmp)?;
+        self.draft_in(Workspace::make(&self.tmp)?, record)
+    }
+
+    fn draft_in(
+        &self,
+        work: Workspace,
+        record: &ContainerRecord,
+    ) -> Result<ContainerDraft, DiskError> {
         let mut file = work.directory.create(RECORD)?;
         file.write_all(&record.encode())?;
         file.publish_mode()?;
@@ -333,6 +369,51 @@ impl ContainerShelf {
             id,
             record: Some(record),
         })
+    }
+
+    /// Makes a directory that can replace that of the container `id`.
+    pub(crate) fn replacement(
+        &self,
+        id: &str,
+        record: &ContainerRecord,
+    ) -> Result<ContainerReplacement, ContainerError> {
+        // After the exchange, the old directory has this name. The names of removed containers' directories begin in
+        // the same way.
+        let ContainerDraft { work, lock, record } =
+            self.draft_in(Workspace::make_hidden(&self.tmp)?, record)?;
+        let folder = ContainerDir {
+            parent: self.tmp.try_clone()?,
+            tmp: self.tmp.try_clone()?,
+            directory: work.directory.try_clone()?,
+            lock: Some(lock),
+            id: id.to_owned(),
+            name: work.name.clone(),
+            record: Some(record),
+        };
+        Ok(ContainerReplacement { work, folder })
+    }
+
+    /// Exchanges the directory of a container and its replacement. Returns the new one and the old one, which then has
+    /// a name in `tmp/`. The caller holds the store's lock.
+    pub(crate) fn exchange(
+        &self,
+        old: ContainerDir,
+        new: ContainerReplacement,
+    ) -> Result<(ContainerDir, ContainerDir), ContainerError> {
+        let ContainerReplacement { work, folder: new } = new;
+        // The new directory must be on the disk before it has the name.
+        work.directory.sync()?;
+        // Duplicating may fail if descriptors run out, so it comes before the exchange.
+        let parent = self.directory.try_clone()?;
+        let hidden = self.tmp.try_clone()?;
+        self.tmp.exchange(&work.name, &self.directory, &old.id)?;
+        let (_, name) = work.into_parts()?;
+        let id = new.id;
+        let directory = new.directory.renamed(&self.directory, &id);
+        let new = ContainerDir { parent, directory, name: id.clone(), id, ..new };
+        let directory = old.directory.renamed(&self.tmp, &name);
+        let old = ContainerDir { parent: hidden, directory, name, ..old };
+        Ok((new, old))
     }
 
     /// Returns `containers/`, for the files that the `container` crate keeps there under names that begin with a dot.

@@ -8,9 +8,10 @@ use rustix::io::Errno;
 
 use crate::disk::DiskError;
 use crate::record::RecordError;
+use crate::shelf::container_snapshot_error::ContainerSnapshotError;
 use crate::shelf::container_snapshots::{
-    CONTAINER_SNAPSHOTS, ContainerSnapshot, ContainerSnapshotDraft, ContainerSnapshotError,
-    ContainerSnapshotRecord, SeenContainerSnapshot, ShelfLock, check_name, take_unneeded,
+    CONTAINER_SNAPSHOTS, ContainerSnapshot, ContainerSnapshotDraft, ContainerSnapshotRecord,
+    SeenContainerSnapshot, ShelfLock, check_name, take_unneeded,
 };
 use crate::shelf::containers::{ContainerDir, ContainerError, Liveness};
 use crate::shelf::snapshots::HiddenSnapshot;
@@ -227,7 +228,7 @@ impl Store {
     }
 
     /// Returns the ids of snapshots that containers need. `None` if a container's record cannot be read.
-    fn snapshots_of_containers(&self) -> Result<Option<BTreeSet<String>>, DiskError> {
+    pub(crate) fn snapshots_of_containers(&self) -> Result<Option<BTreeSet<String>>, DiskError> {
         let mut needed = BTreeSet::new();
         for seen in self.containers.see_all()? {
             match seen.record {
@@ -237,6 +238,16 @@ impl Store {
             }
         }
         Ok(Some(needed))
+    }
+
+    /// Whether [`clear_container_snapshots`](Self::clear_container_snapshots) would remove a snapshot.
+    ///
+    /// # Errors
+    /// [`DiskError`] if a directory cannot be read.
+    pub fn has_unneeded_container_snapshots(&self) -> Result<bool, DiskError> {
+        let Some(needed) = self.snapshots_of_containers()? else { return Ok(false) };
+        let seen = self.container_snapshots.see_all()?;
+        Ok(!self.unneeded_container_snapshots(&seen, &needed)?.is_empty())
     }
 
     /// Returns the ids of snapshots that `gc` would remove, if containers need only `needed`.
