@@ -169,24 +169,6 @@ impl ContainerDir {
         Ok(tmp.replace(&self.directory, RECORD, &record.encode())?)
     }
 
-    /// Replaces the snapshot in the record, durably.
-    pub(crate) fn set_snapshot(
-        &mut self,
-        tmp: &Tmp,
-        snapshot: Option<&str>,
-    ) -> Result<(), ContainerError> {
-        let read = || read_record(&self.directory);
-        let mut record = match &self.record {
-            Some(record) => record.clone(),
-            None => read()?
-                .map_err(|source| ContainerError::Damaged { id: self.id.clone(), source })?,
-        };
-        record.snapshot = snapshot.map(str::to_owned);
-        tmp.replace(&self.directory, RECORD, &record.encode())?;
-        self.record = Some(record);
-        Ok(())
-    }
-
     /// Moves the directory out of `containers/`. Its path changes, and it stays locked. If this process dies, the next
     /// command removes the directory.
     ///

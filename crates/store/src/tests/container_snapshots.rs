@@ -546,25 +546,6 @@ fn a_chain_that_does_not_end_is_an_error() {
 }
 
 #[test]
-fn the_snapshot_of_a_container_can_be_replaced() {
-    let directory = fast_directory();
-    let store = with_image(directory.path());
-    let (old, new) = (add(&store, None, None), add(&store, Some("new"), None));
-    let mut container = container(&store, "c", &old).unwrap();
-    store.set_snapshot_of_container(&mut container, Some(&new)).unwrap();
-    let record = store.containers.get("c").unwrap().unwrap().record.unwrap();
-    assert_eq!(record.snapshot.as_deref(), Some(&*new));
-    assert_eq!(container.record(), Some(&record));
-    removed(&store, &old);
-    let error = store.set_snapshot_of_container(&mut container, Some(&old)).unwrap_err();
-    assert!(matches!(error, ContainerError::Snapshot { .. }), "{error}");
-    assert!(!store.remove_container_snapshot(&new).unwrap());
-    store.set_snapshot_of_container(&mut container, None).unwrap();
-    removed(&store, &new);
-    check_clean(&store).unwrap();
-}
-
-#[test]
 fn other_users_of_a_shared_store_see_no_snapshots() {
     let directory = fast_directory();
     let store = with_image(directory.path());

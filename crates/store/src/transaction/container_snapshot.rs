@@ -13,7 +13,7 @@ use crate::shelf::container_snapshots::{
     CONTAINER_SNAPSHOTS, ContainerSnapshot, ContainerSnapshotDraft, ContainerSnapshotRecord,
     SeenContainerSnapshot, ShelfLock, check_name, take_unneeded,
 };
-use crate::shelf::containers::{ContainerDir, ContainerError, Liveness};
+use crate::shelf::containers::Liveness;
 use crate::shelf::snapshots::HiddenSnapshot;
 use crate::store::{Store, mode_of};
 
@@ -270,21 +270,6 @@ impl Store {
         let lock = self.container_snapshots.lock_shared()?.ok_or_else(absent)?;
         self.container_snapshots.get(id)?.ok_or_else(absent)?.usable()?;
         Ok(lock)
-    }
-
-    /// Replaces the uppermost snapshot below a container's writable layer in the container's record, durably.
-    ///
-    /// # Errors
-    /// [`ContainerError`] if the container's record or the snapshot cannot be read. The old record remains then.
-    pub fn set_snapshot_of_container(
-        &self,
-        container: &mut ContainerDir,
-        snapshot: Option<&str>,
-    ) -> Result<(), ContainerError> {
-        let failed = |source| ContainerError::Snapshot { id: container.id().to_owned(), source };
-        let held = snapshot.map(|it| self.hold_container_snapshot(it)).transpose();
-        let _held = held.map_err(failed)?;
-        container.set_snapshot(&self.tmp, snapshot)
     }
 }
 
