@@ -419,7 +419,7 @@ impl Store {
     fn describe(&self, plan: &CollectionPlan) -> GcPlan {
         let bytes = |item: &StoreItem| match item {
             StoreItem::Container(id) => self.containers.directory.tree_bytes(id),
-            item @ StoreItem::ContainerSnapshot(id) => {
+            StoreItem::ContainerSnapshot(id) => {
                 self.place(item).map_or(0, |place| place.tree_bytes(id))
             }
             StoreItem::Leftover(name) => self.tmp.tree_bytes(name),

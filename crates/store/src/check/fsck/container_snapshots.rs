@@ -28,7 +28,10 @@ impl Store {
             if garbage.contains(&snapshot.id) {
                 continue;
             }
-            if let Some(why) = self.damage_of_snapshot(&snapshot)? {
+            // The snapshot may have been removed since it was listed, and then the one below it.
+            if let Some(why) = self.damage_of_snapshot(&snapshot)?
+                && self.container_snapshots.get(&snapshot.id)?.is_some()
+            {
                 report.add(Damage::Bad(StoreItem::ContainerSnapshot(snapshot.id), why));
             }
         }
