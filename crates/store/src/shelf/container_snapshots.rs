@@ -122,7 +122,8 @@ impl ContainerSnapshotDraft {
             None => directory.create(RECORD)?,
         };
         file.write_all(&record.encode())?;
-        file.publish_mode()
+        file.publish_mode()?;
+        Ok(())
     }
 }
 
