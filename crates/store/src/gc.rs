@@ -434,7 +434,8 @@ impl Store {
         let snapshots = &plan.roots.container_snapshots;
         let snapshots = snapshots.iter().map(|it| StoreItem::ContainerSnapshot(it.clone()));
         let leftovers = plan.leftovers.iter().map(|it| StoreItem::Leftover(it.clone()));
-        let garbage = plan.items.iter().cloned().chain(containers).chain(snapshots).chain(leftovers);
+        let garbage =
+            plan.items.iter().cloned().chain(containers).chain(snapshots).chain(leftovers);
         let garbage = garbage.map(|item| {
             let bytes = bytes(&item);
             (item, bytes)

@@ -374,8 +374,8 @@ impl ContainerSnapshotShelf {
             Err(_) => is_marked,
         };
         let upper = directory.stat(UPPER)?;
-        let has_upper = upper
-            .is_some_and(|it| FileType::from_raw_mode(it.st_mode) == FileType::Directory);
+        let has_upper =
+            upper.is_some_and(|it| FileType::from_raw_mode(it.st_mode) == FileType::Directory);
         Ok(SeenContainerSnapshot { id: id.to_owned(), record, is_lost, has_upper })
     }
 

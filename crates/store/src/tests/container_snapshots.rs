@@ -30,7 +30,11 @@ fn only_image(store: &Store) -> ImageId {
 }
 
 /// Returns the record of a snapshot of the store's only image, whose data is on the disk.
-pub(super) fn snapshot(store: &Store, name: Option<&str>, below: Option<&str>) -> ContainerSnapshotRecord {
+pub(super) fn snapshot(
+    store: &Store,
+    name: Option<&str>,
+    below: Option<&str>,
+) -> ContainerSnapshotRecord {
     ContainerSnapshotRecord {
         name: name.map(str::to_owned),
         container: "c".to_owned(),
@@ -56,7 +60,10 @@ pub(super) fn draft(store: &Store, text: &str) -> Result<ContainerSnapshotDraft,
     Ok(draft)
 }
 
-pub(super) fn publish(store: &Store, record: &ContainerSnapshotRecord) -> Result<ContainerSnapshot, Failure> {
+pub(super) fn publish(
+    store: &Store,
+    record: &ContainerSnapshotRecord,
+) -> Result<ContainerSnapshot, Failure> {
     Ok(store.publish_container_snapshot(draft(store, "text")?, record)?)
 }
 
@@ -98,7 +105,9 @@ fn removed(store: &Store, id: &str) {
     });
 }
 
-pub(super) fn found(result: Result<ContainerSnapshot, ContainerSnapshotError>) -> Result<String, String> {
+pub(super) fn found(
+    result: Result<ContainerSnapshot, ContainerSnapshotError>,
+) -> Result<String, String> {
     result.map(|it| it.id).map_err(|error| error.to_string())
 }
 
@@ -182,9 +191,8 @@ fn what_cannot_be_used_is_not_published() {
     let store = with_image(directory.path());
     let good = snapshot(&store, Some("good"), None);
     let id = publish(&store, &good).unwrap().id;
-    let refused = |record: &ContainerSnapshotRecord| {
-        publish(&store, record).unwrap_err().to_string()
-    };
+    let refused =
+        |record: &ContainerSnapshotRecord| publish(&store, record).unwrap_err().to_string();
     let text = refused(&good);
     assert!(text.contains("quire snapshot rm good"), "{text}");
     for bad in ["", ".x", "-x", "a/b", "..", &"x".repeat(65)] {
@@ -382,10 +390,8 @@ fn settling_one_settles_all_that_were_published_before() {
     let directory = fast_directory();
     let store = with_image(directory.path());
     let unsettled = |name: &str, below: Option<&str>| {
-        let record = ContainerSnapshotRecord {
-            boot: this_boot(),
-            ..snapshot(&store, Some(name), below)
-        };
+        let record =
+            ContainerSnapshotRecord { boot: this_boot(), ..snapshot(&store, Some(name), below) };
         publish(&store, &record).unwrap().id
     };
     let lowest = unsettled("lowest", None);
@@ -569,10 +575,8 @@ fn many_at_once_agree() {
         let store = open(directory.path());
         for round in 0..ROUNDS {
             let name = ["a", "b"][(thread + round) % 2];
-            let record = ContainerSnapshotRecord {
-                boot: this_boot(),
-                ..snapshot(&store, Some(name), None)
-            };
+            let record =
+                ContainerSnapshotRecord { boot: this_boot(), ..snapshot(&store, Some(name), None) };
             let made = store.publish_container_snapshot(draft(&store, "text").unwrap(), &record);
             let found = match made {
                 Ok(made) => Ok(made),

@@ -8,9 +8,7 @@ use super::crash::{Recorded, record};
 use crate::tests::container_snapshots::{
     BEFORE, add, found, publish, snapshot, this_boot, with_image,
 };
-use crate::tests::{
-    Failure, check, check_clean, eventually, fast_directory, import, name, sample,
-};
+use crate::tests::{Failure, check, check_clean, eventually, fast_directory, import, name, sample};
 use crate::trace::{Change, Recorder, Trace};
 use crate::{ContainerSnapshotError, ContainerSnapshotRecord, OpenOptions, Store};
 
@@ -135,7 +133,9 @@ fn judge_names(directory: &Path) -> Result<Vec<String>, Failure> {
     let store = Store::open(directory, crate::Who::this_process(), OpenOptions::write())?;
     check(&store)?;
     // A child that another test has just forked may have a snapshot open.
-    eventually(|| check_clean(&store).is_ok() && !store.has_unneeded_container_snapshots().unwrap());
+    eventually(|| {
+        check_clean(&store).is_ok() && !store.has_unneeded_container_snapshots().unwrap()
+    });
     let mut names = Vec::new();
     for (id, record) in store.container_snapshots.all()? {
         names.extend(record?.name);
@@ -152,10 +152,10 @@ fn judge_names(directory: &Path) -> Result<Vec<String>, Failure> {
 #[test]
 fn a_process_that_dies_leaves_whole_snapshots() {
     let steps = |store: &Store| -> Result<(), Failure> {
-        let low = publish(store, &ContainerSnapshotRecord {
-            boot: this_boot(),
-            ..snapshot(store, Some("low"), None)
-        })?
+        let low = publish(
+            store,
+            &ContainerSnapshotRecord { boot: this_boot(), ..snapshot(store, Some("low"), None) },
+        )?
         .id;
         store.settle_container_snapshot(&low)?;
         let high = publish(store, &snapshot(store, Some("high"), Some(&low)))?.id;
