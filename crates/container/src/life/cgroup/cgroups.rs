@@ -184,6 +184,11 @@ impl Freezer {
                 files.push(FreezerFile::V1(state));
             }
         }
+        // On a host with both hierarchies, a container is in both. A process that one of them has frozen never gets to the
+        // place where the other one would, so only one is used, which is that of runtimes.
+        if files.iter().any(|it| matches!(it, FreezerFile::V1(_))) {
+            files.retain(|it| matches!(it, FreezerFile::V1(_)));
+        }
         let may_write = files
             .iter()
             .all(|it| rustix::fs::access(it.control(), rustix::fs::Access::WRITE_OK).is_ok());
