@@ -4,6 +4,7 @@
 //! through [`Trace`], so that a test can record an import and replay it up to any point.
 
 mod deferral;
+mod exchange;
 mod list;
 mod lock;
 mod new_file;

@@ -388,8 +388,9 @@ impl ContainerShelf {
         // Duplicating may fail if descriptors run out, so it comes before the exchange.
         let parent = self.directory.try_clone()?;
         let hidden = self.tmp.try_clone()?;
-        self.tmp.exchange(&work.name, &self.directory, &old.id)?;
-        let (_, name) = work.into_parts()?;
+        let (_directory, name) = work.into_parts()?;
+        // If this fails, the next command removes the new directory.
+        self.tmp.exchange(&name, &self.directory, &old.id)?;
         let id = new.id;
         let directory = new.directory.renamed(&self.directory, &id);
         let new = ContainerDir { parent, directory, name: id.clone(), id, ..new };

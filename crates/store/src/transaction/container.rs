@@ -24,20 +24,9 @@ impl Store {
             return Err(ContainerError::ReadOnly(self.path().to_owned()));
         }
         let draft = self.containers.draft(record)?;
-        // `gc` waits from the lookup of the image until the container is published.
-        let lock = self.lock_shared()?;
-        if record.shared.is_none() && !self.images.has(&record.image)? {
-            return Err(ContainerError::NoImage { id: id.to_owned(), image: record.image });
-        }
-        let failed = |source| ContainerError::Snapshot { id: id.to_owned(), source };
-        let held = record.snapshot.as_deref().map(|it| self.hold_container_snapshot(it));
-        let held = held.transpose().map_err(failed)?;
-        if record.keep {
-            // The container is found after a crash, so its image must be.
-            self.settle()?;
-        }
+        let held = self.hold_for_container(id, record)?;
         let container = self.containers.publish(id, draft)?;
-        drop((lock, held));
+        drop(held);
         if record.keep {
             self.containers.directory.sync()?;
         }
