@@ -7,12 +7,11 @@ use image::erofs::read;
 use image::tree::Tree;
 use store::{ContainerDir, ContainerError, OpenImage, OpenImageError, OperationError, Store};
 
-use crate::backoff::GLANCE;
 use crate::bundle::spec::RuntimeSpec;
 use crate::changes::{self, ChangesError, Owners, Report, Upper};
 use crate::life::background;
 use crate::life::cgroup::pause::{PauseError, Paused, pause};
-use crate::life::lookup::{KnownContainer, KnownError, find_container};
+use crate::life::lookup::{KnownContainer, KnownError, find_at_rest, find_container};
 use crate::life::writable_layer::Changes;
 
 /// A container whose changes are read, with the necessary resources.
@@ -78,7 +77,7 @@ pub fn look(
     meanwhile: Meanwhile,
     now: &dyn Fn() -> i64,
 ) -> Result<LookedContainer, LookError> {
-    let found = find_container(store, name)?;
+    let (found, lock) = find_at_rest(store, name, &|| false)?;
     let record = found.record.as_ref().ok_or_else(|| LookError::Damaged(found.id.clone()))?;
     let image =
         images.open_image(&record.image).map_err(|error| LookError::Image(Box::new(error)))?;
@@ -91,19 +90,21 @@ pub fn look(
         spec.map_err(OperationError::of("read the configuration of container", &found.id))?;
     let ids = Owners::of_bundle(&spec.linux);
     let failed = OperationError::of("read the changes of container", &found.id);
-    let (changes, paused, lock) = if found.is_watched() {
-        let changes = Changes::of_running(&found.folder).map_err(failed)?;
-        let paused = match meanwhile {
-            Meanwhile::GoesOn => None,
-            Meanwhile::Stands => stand(store, &found)?,
-        };
-        (changes, paused, None)
-    } else {
-        let lock = lock(store, &found.id)?;
-        // The monitor may have been killed, with or without the container.
-        background::bury(&lock, now())
-            .map_err(OperationError::of("read the changes of container", &found.id))?;
-        (Changes::of_ended(lock.path()).map_err(failed)?, None, Some(lock))
+    let (changes, paused) = match &lock {
+        None => {
+            let changes = Changes::of_running(&found.folder).map_err(failed)?;
+            let paused = match meanwhile {
+                Meanwhile::GoesOn => None,
+                Meanwhile::Stands => stand(store, &found)?,
+            };
+            (changes, paused)
+        }
+        Some(lock) => {
+            // The monitor may have been killed, with or without the container.
+            background::bury(lock, now())
+                .map_err(OperationError::of("read the changes of container", &found.id))?;
+            (Changes::of_ended(lock.path()).map_err(failed)?, None)
+        }
     };
     Ok(LookedContainer { tree, ids, changes, paused, _lock: lock, image, found })
 }
@@ -119,16 +120,6 @@ fn stand(store: &Store, found: &KnownContainer) -> Result<Option<Paused>, LookEr
             Ok(None)
         }
         Err(source) => Err(LookError::Pause { id: found.id.clone(), source }),
-    }
-}
-
-/// Locks the folder of an ended container. Waits until the container's data is on disk.
-fn lock(store: &Store, id: &str) -> Result<ContainerDir, ContainerError> {
-    loop {
-        match store.containers.lock(id)? {
-            Some(folder) => return Ok(folder),
-            None => std::thread::sleep(GLANCE),
-        }
     }
 }
 
