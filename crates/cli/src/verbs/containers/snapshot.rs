@@ -53,14 +53,15 @@ impl VerbArgs for Snapshot {
         and memory are not in a snapshot. Users whose containers have no cgroup of their own can take snapshots of \
         stopped containers.\n\n\
         A removed snapshot takes space as long as a container or another snapshot needs it.";
-    const EXAMPLES: &'static str =
-        "quire snapshot create web before-upgrade\n  quire snapshot list web\n  quire snapshot rm before-upgrade";
+    const EXAMPLES: &'static str = "quire snapshot create web before-upgrade\n  quire snapshot list web\n  quire snapshot rm before-upgrade";
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         match (self.action, &*self.names) {
             (SnapshotAction::Create, _) if self.all => bail!("--all is for `quire snapshot list`"),
             (SnapshotAction::Rm, _) if self.all => bail!("--all is for `quire snapshot list`"),
-            (SnapshotAction::Create, [container]) => create(context, container, &SnapshotName::Numbered),
+            (SnapshotAction::Create, [container]) => {
+                create(context, container, &SnapshotName::Numbered)
+            }
             (SnapshotAction::Create, [container, name]) => {
                 create(context, container, &SnapshotName::Given(name.clone()))
             }
@@ -68,7 +69,9 @@ impl VerbArgs for Snapshot {
             (SnapshotAction::List, []) => list(context, None, self.all),
             (SnapshotAction::List, [container]) => list(context, Some(container), self.all),
             (SnapshotAction::List, _) => bail!("use `quire snapshot list [CONTAINER]`"),
-            (SnapshotAction::Rm, []) => bail!("use `quire snapshot rm NAME…`; `quire snapshot list` prints the names"),
+            (SnapshotAction::Rm, []) => {
+                bail!("use `quire snapshot rm NAME…`; `quire snapshot list` prints the names")
+            }
             (SnapshotAction::Rm, names) => remove(context, names),
         }
     }
@@ -198,7 +201,8 @@ impl SnapshotReport {
     /// Returns the row of the table for people, at the time `now` in seconds since 1970.
     fn row(&self, now: i64) -> Vec<String> {
         let unknown = || "?".to_owned();
-        let image = self.image_name.clone().or_else(|| self.image.as_ref().map(|it| report::short(it)));
+        let image =
+            self.image_name.clone().or_else(|| self.image.as_ref().map(|it| report::short(it)));
         vec![
             self.name.clone().unwrap_or_else(|| "-".to_owned()),
             self.snapshot.clone(),
@@ -216,11 +220,13 @@ impl SnapshotReport {
 
 fn list(context: &Context, container: Option<&str>, all: bool) -> anyhow::Result<Answer> {
     let Some(store) = context.open_for(OpenOptions::read(), true)? else {
-        return Ok(report::print(context.json, &Vec::<SnapshotReport>::new(), |_, _| Ok(())).map(|()| Answer::Yes)?);
+        return Ok(report::print(context.json, &Vec::<SnapshotReport>::new(), |_, _| Ok(()))
+            .map(|()| Answer::Yes)?);
     };
     let found = store.container_snapshots.all()?;
     let found = found.into_iter().map(|(id, record)| SnapshotReport::of(id, record));
-    let mut found: Vec<_> = found.filter(|it| all || it.name.is_some() || it.damage.is_some()).collect();
+    let mut found: Vec<_> =
+        found.filter(|it| all || it.name.is_some() || it.damage.is_some()).collect();
     if let Some(container) = container {
         found.retain(|it| it.container.as_deref() == Some(container));
     }
@@ -257,7 +263,9 @@ fn remove(context: &Context, names: &[String]) -> anyhow::Result<Answer> {
         let id = match store.container_snapshots.find(name) {
             Ok(snapshot) => snapshot.id,
             // A damaged one can be removed by its id.
-            Err(_) if store.container_snapshots.all()?.iter().any(|(id, _)| id == name) => name.clone(),
+            Err(_) if store.container_snapshots.all()?.iter().any(|(id, _)| id == name) => {
+                name.clone()
+            }
             Err(error) => return Err(error.into()),
         };
         found.push((name, id));

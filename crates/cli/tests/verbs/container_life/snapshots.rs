@@ -82,10 +82,8 @@ fn forks_have_the_root_of_their_parent_and_their_own_changes() {
             let parent = format!("parent-{runtime}-{}", &kind[..3]);
             let children: Vec<_> = (1..=3).map(|it| format!("{parent}-child-{it}")).collect();
             let _guards = (Rm(&place, &parent), guards(&place, &children));
-            let expect = changed(
-                &place,
-                &["--name", &parent, "--runtime", runtime, "--writable", kind],
-            );
+            let expect =
+                changed(&place, &["--name", &parent, "--runtime", runtime, "--writable", kind]);
             let pattern = format!("{parent}-child-{{}}");
             let hook = "echo $QUIRE_FORK > /number";
             let ran =
@@ -130,7 +128,10 @@ fn a_container_goes_back_and_keeps_its_settings() {
             let more = ["-e", "VALUE=set", "--hostname", "box", "-v", &volume];
             let expect = changed(&place, &[&options[..], &more].concat());
             let before = ps(&place, &name).unwrap();
-            assert_eq!(place.out(&format!("snapshot create {name} first-{name}")), format!("first-{name}\n"));
+            assert_eq!(
+                place.out(&format!("snapshot create {name} first-{name}")),
+                format!("first-{name}\n")
+            );
             exec(&place, &name, "rm -r /data; echo later > /volume/file");
             assert_eq!(place.out(&format!("snapshot create {name}")), format!("{name}-1\n"));
             let ran = place.run(&format!("rollback --time 0 {name} first-{name}"));
@@ -174,7 +175,8 @@ fn run_begins_with_a_snapshot() {
     place.out("rm --force source");
     let ran = place.run_each(&["run", "-u", "0", "--from", "point", "--", "sh", "-c", LISTING]);
     assert_eq!((ran.code, ran.out.as_str()), (Some(0), &*expect), "{}", ran.err);
-    let ran = place.run_each(&["run", "-u", "0", "--read-only", "--from", "point", "sh", "-c", LISTING]);
+    let ran =
+        place.run_each(&["run", "-u", "0", "--read-only", "--from", "point", "sh", "-c", LISTING]);
     assert_eq!((ran.code, ran.out.as_str()), (Some(0), &*expect), "{}", ran.err);
     // The image of a snapshot stays.
     place.out("rmi a");
@@ -199,7 +201,11 @@ fn commit_and_diff_see_the_changes_of_a_chain() {
     changed(&place, &["--name", "chain"]);
     place.out("snapshot create chain");
     place.out("rollback --time 0 chain");
-    exec(&place, "chain", "mv /data/renamed /data/third; rm /data/kept/1; echo z > /data/third/deep/z");
+    exec(
+        &place,
+        "chain",
+        "mv /data/renamed /data/third; rm /data/kept/1; echo z > /data/third/deep/z",
+    );
     let expect = exec(&place, "chain", LISTING);
     let diff = place.run("diff chain").out;
     for line in ["/data/third/deep/z", "/data/gone/new", "/data/kept/1", "/data/old"] {
@@ -242,7 +248,9 @@ fn snapshots_have_whole_writes() {
     let script = "mkdir /w; i=0; while :; do i=$((i+1)); echo $i > /w/.new; mv /w/.new /w/first; \
         echo line $i of the log >> /w/log; echo $i > /w/.new; mv /w/.new /w/second; done";
     start(&place, &["--name", "busy"], script);
-    wait_for("the writer", || place.run_each(&["exec", "busy", "cat", "/w/second"]).code == Some(0));
+    wait_for("the writer", || {
+        place.run_each(&["exec", "busy", "cat", "/w/second"]).code == Some(0)
+    });
     for round in 0..testing::rounds(10) {
         let point = format!("point-{round}");
         place.out(&format!("snapshot create busy {point}"));
