@@ -13,6 +13,7 @@ mod derived;
 mod engine;
 mod events;
 mod fio;
+mod forks;
 mod forms;
 mod gvisor;
 mod import;
@@ -102,7 +103,7 @@ const FIGURES: &str = "figures";
 
 /// Name, description and function of each bench.
 #[rustfmt::skip]
-const BENCHES: [(&str, &str, Bench); 26] = [
+const BENCHES: [(&str, &str, Bench); 27] = [
     ("mkcomposefs", "A dump of 64,246 entries into an image", mkcomposefs::bench),
     ("import", "An OCI layout of two gzip layers into a store; 3 GB of disk for each run", import::bench),
     ("storing", "An image's import and removal, in every form; 6 GB of disk for each run", storing::bench),
@@ -115,6 +116,7 @@ const BENCHES: [(&str, &str, Bench); 26] = [
     ("run", "A container that runs `true`", run::bench),
     ("rootless", "Images of users who are not root: listings, reads, starts, memory", rootless::bench),
     ("derived", "Twenty images of one base, each with a container: time, disk, page cache", derived::bench),
+    ("forks", "Snapshots, forks and rollbacks of a container that has written 64 MiB or 4 GiB; 16 GB of disk", forks::bench),
     ("density", "Many containers: one after the other, eight at a time, and many alive at once", density::bench),
     ("writable", "Work in containers whose changes go to different places, and their removal", writable::bench),
     ("gvisor", "The same work in crun and in gVisor, by the root that it gets; needs runsc of the inputs", gvisor::bench),

@@ -13,7 +13,7 @@ use kernel::mount::{Detached, Durability, Ext4Options, MountError};
 use rustix::fs::{FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use store::OperationError;
+use store::{ContainerSnapshotDraft, ContainerSnapshotError, OperationError};
 
 use crate::backoff::GLANCE;
 use crate::fd_handoff;
@@ -131,6 +131,8 @@ pub fn offer(folder: &Path, upper: BorrowedFd<'_>) -> std::io::Result<()> {
 #[derive(Debug)]
 pub struct Changes {
     upper: OwnedFd,
+    /// The copy that contains the upper directory, which is removed with this value.
+    _copy: Option<ContainerSnapshotDraft>,
     /// The mount that contains the upper directory. The next field is the lock of a directory.
     _mount: Option<Detached>,
     _lock: Option<OwnedFd>,
@@ -153,7 +155,12 @@ impl Changes {
         if !rustix::fs::fstat(&upper).is_ok_and(is_directory) {
             return Err(KeptError::Offer);
         }
-        Ok(Self { upper, _mount: None, _lock: None })
+        Ok(Self { upper, _copy: None, _mount: None, _lock: None })
+    }
+
+    /// Opens the upper directory in a copy.
+    pub(crate) fn of_copy(copy: ContainerSnapshotDraft) -> Result<Self, ContainerSnapshotError> {
+        Ok(Self { upper: copy.upper()?, _copy: Some(copy), _mount: None, _lock: None })
     }
 
     /// Opens the upper directory of an ended container, whose lock the caller holds.
@@ -168,11 +175,11 @@ impl Changes {
             WritesPlace::Folder { lost: false } => {
                 let opened = lock_directory(&folder.join(LAYER))?;
                 let upper = at_rest(opened.as_fd())?;
-                Ok(Self { upper, _mount: None, _lock: Some(opened) })
+                Ok(Self { upper, _copy: None, _mount: None, _lock: Some(opened) })
             }
             place @ WritesPlace::Directory { .. } => {
                 let (opened, upper) = of_directory(place)?;
-                Ok(Self { upper, _mount: None, _lock: Some(opened) })
+                Ok(Self { upper, _copy: None, _mount: None, _lock: Some(opened) })
             }
         }
     }
@@ -245,7 +252,7 @@ fn of_filestore(path: &Path) -> Result<Changes, KeptError> {
     let options = Ext4Options { durability, direct_io: true, access: Access::ReadOnly };
     let mount = kernel::mount::ext4(file.as_fd(), &options)?;
     let upper = open_upper(mount.as_fd())?;
-    Ok(Changes { upper, _mount: Some(mount), _lock: None })
+    Ok(Changes { upper, _copy: None, _mount: Some(mount), _lock: None })
 }
 
 /// Opens a filestore that is not in use.

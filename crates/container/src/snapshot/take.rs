@@ -10,10 +10,13 @@ use store::{
     ContainerSnapshotError, ContainerSnapshotRecord, OperationError, Seconds, Store,
 };
 
-use super::{CopyError, CopyReport, FreezeError, MergeError, Share, first_copy, freeze, merge};
+use kernel::mount::XattrNamespace;
+
+use super::{CopyError, CopyReport, MergeError, Share, first_copy, merge};
 use crate::backoff::GLANCE;
 use crate::folder::USERNS;
 use crate::life::background;
+use crate::life::cgroup::pause::{PauseError, freeze};
 use crate::life::lookup::{KnownContainer, KnownError, find_container};
 use crate::life::writable_layer::{Changes, KeptError};
 
@@ -76,7 +79,7 @@ pub enum TakeError {
     Copy { id: String, source: CopyError },
     /// The container cannot be frozen.
     #[error("cannot take a snapshot of container {id} while it runs")]
-    Freeze { id: String, source: FreezeError },
+    Freeze { id: String, source: PauseError },
     /// A long chain of snapshots cannot be merged.
     #[error("cannot merge the snapshots of container {id}")]
     Merge { id: String, source: MergeError },
@@ -129,7 +132,9 @@ pub fn take(
     let (draft, below, size) = if chain.len() < CHAIN_MAX {
         (draft, record.snapshot.clone(), copied)
     } else {
-        let (merged, size) = merged(store, &id, &draft, &chain, work)?;
+        // Links would show other numbers of links, and `du` would count files twice.
+        let upper = draft.upper()?;
+        let (merged, size) = merged(store, &id, upper.as_fd(), &chain, Share::Copy, work)?;
         (merged, None, size)
     };
     let record = ContainerSnapshotRecord {
@@ -150,8 +155,9 @@ pub fn take(
     Ok(Taken { snapshot, copied, pause })
 }
 
-/// Copies the changes of a running container. Returns its record, and how long it was frozen.
-fn of_running(
+/// Copies the changes of a running container into the empty directory `to`. Returns its record, and how long it was
+/// frozen.
+pub(crate) fn of_running(
     store: &Store,
     found: &KnownContainer,
     to: BorrowedFd<'_>,
@@ -230,24 +236,25 @@ fn map_of(folder: &Path) -> std::io::Result<Option<String>> {
     }
 }
 
-/// Merges the copy in `draft` with all snapshots of a chain, in a new draft.
-fn merged(
+/// Merges an upper directory with all snapshots of the chain below it, in a new draft.
+pub(crate) fn merged(
     store: &Store,
     id: &str,
-    draft: &ContainerSnapshotDraft,
+    upper: BorrowedFd<'_>,
     chain: &[ContainerSnapshot],
+    share: Share,
     work: &LongWork<'_>,
 ) -> Result<(ContainerSnapshotDraft, CopyReport), TakeError> {
     let merged = store.container_snapshots.draft()?;
     let to = merged.upper()?;
-    let mut uppers = vec![draft.upper()?];
-    for snapshot in chain {
-        uppers.push(snapshot.upper()?);
-    }
-    let layers: Vec<_> = uppers.iter().map(|it| it.as_fd()).collect();
-    // Links would show other numbers of links, and `du` would count files twice.
-    let report = work.call(|| merge(&layers, to.as_fd(), Share::Copy, work.cancel))?
-        .map_err(|source| TakeError::Merge { id: id.to_owned(), source })?;
+    let below = chain.iter().map(ContainerSnapshot::upper).collect::<Result<Vec<_>, _>>()?;
+    let layers: Vec<_> = [upper].into_iter().chain(below.iter().map(|it| it.as_fd())).collect();
+    let namespace = match store.who().is_host_root() {
+        true => XattrNamespace::Trusted,
+        false => XattrNamespace::User,
+    };
+    let report = work.call(|| merge(&layers, to.as_fd(), share, namespace, work.cancel))?;
+    let report = report.map_err(|source| TakeError::Merge { id: id.to_owned(), source })?;
     Ok((merged, report))
 }
 
@@ -275,9 +282,8 @@ fn next_name(store: &Store, container: &str) -> Result<String, ContainerSnapshot
     let beginning = container.get(..BEGINNING).unwrap_or(container);
     let names = store.container_snapshots.all()?;
     let names = names.iter().filter_map(|(_, it)| it.as_ref().ok()?.name.as_deref());
-    let numbers = names.filter_map(|it| {
-        it.strip_prefix(beginning)?.strip_prefix('-')?.parse::<u32>().ok()
-    });
+    let numbers =
+        names.filter_map(|it| it.strip_prefix(beginning)?.strip_prefix('-')?.parse::<u32>().ok());
     let last = numbers.max().unwrap_or(0);
     Ok(format!("{beginning}-{}", last.saturating_add(1)))
 }

@@ -1,6 +1,5 @@
 //! `fork`: makes containers that begin with the root of another one.
 
-use std::num::NonZeroU32;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
@@ -20,7 +19,7 @@ use kernel::process::{Signals, start_behind};
 use store::{ContainerSnapshot, OpenOptions, Store};
 
 use crate::Answer;
-use crate::args::{Program, Tty};
+use crate::args::Program;
 use crate::output::report;
 use crate::session::context::{Context, now};
 use crate::session::signals::FORWARDED;
@@ -167,7 +166,7 @@ impl Forker<'_> {
         let damaged = || format!("container {} is damaged", parent.id);
         let record = parent.record.as_ref().with_context(damaged)?;
         let (_, living) = clear_dead(store, Sweep::Brief, &|| now().0);
-        let shared = shared_store(context, record)?;
+        let shared = shared_store(context, record.shared.as_deref())?;
         let images = shared.as_ref().unwrap_or(store);
         let image = image(context, images, record)?;
         let config = image_config(images, image.found())?;
@@ -205,9 +204,9 @@ impl Forker<'_> {
 
 /// Runs the hook in a child. A hook that fails is an error, and the child stays.
 fn run_hook(context: &Context, id: &str, hook: &str, number: u32) -> anyhow::Result<()> {
-    let program = Program { env: vec![format!("QUIRE_FORK={number}")], ..Program::default() };
+    let program = Program { env: vec![format!("QUIRE_FORK={number}")], ..usual()? };
     let command = ["sh", "-c", hook].map(str::to_owned).to_vec();
-    let args = Exec { program, tty: Tty::default(), container: id.to_owned(), command };
+    let args = Exec { program, tty: usual()?, container: id.to_owned(), command };
     match exec(context, &args)? {
         Answer::Program(0) => Ok(()),
         Answer::Program(code) => bail!("the hook of container {id} ended with {code}"),

