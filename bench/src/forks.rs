@@ -134,7 +134,8 @@ impl Bench<'_> {
         rustix::fs::sync();
         let (disk, memory) = (used()?, available()?);
         let count = CHILDREN.to_string();
-        let fork = more!(self.quire(), "fork --from many --count {count} --name many-{{}}", "parent");
+        let fork =
+            more!(self.quire(), "fork --from many --count {count} --name many-{{}}", "parent");
         let time = self.time(fork)?;
         rustix::fs::sync();
         let taken = used()?.saturating_sub(disk);
@@ -175,7 +176,8 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
             Vec::new()
         }
     };
-    let columns = ["pause", "snapshot create", "run true", "fork, first command", "restart", "rollback"];
+    let columns =
+        ["pause", "snapshot create", "run true", "fork, first command", "restart", "rollback"];
     Ok(Report {
         name: "forks",
         about: format!(
@@ -190,7 +192,12 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         sizes: vec![
             Sizes::new("Quire", Unit::Milliseconds, columns, steps),
             Sizes::new(format!("{CHILDREN} forks: time"), Unit::Milliseconds, ["time"], times),
-            Sizes::new(format!("{CHILDREN} forks: space"), Unit::Megabytes, ["disk", "memory"], sizes),
+            Sizes::new(
+                format!("{CHILDREN} forks: space"),
+                Unit::Megabytes,
+                ["disk", "memory"],
+                sizes,
+            ),
             Sizes::new(
                 "podman: commit of the container with 64 MiB, which pauses it, and a run of the new image",
                 Unit::Milliseconds,
@@ -221,7 +228,8 @@ fn measure(bench: &Bench<'_>, layout: &Path, script: &str) -> Result<([u64; 6], 
 fn of_podman(context: &Context<'_>, layout: &Path) -> Result<(String, Vec<u64>)> {
     let (_, script) = WRITTEN[0];
     let image = podman::pulled(context, layout)?.context("podman is not installed")?;
-    let start = more!(podman::run(context, layout, "--detach")?, "--name parent {image} sleep 100000");
+    let start =
+        more!(podman::run(context, layout, "--detach")?, "--name parent {image} sleep 100000");
     quiet(&mut { start })?;
     quiet(&mut more!(podman(context, layout)?, "exec parent sh -ec {script}"))?;
     let (mut commits, mut runs) = (Vec::new(), Vec::new());

@@ -151,11 +151,7 @@ pub fn look(
 }
 
 /// Copies the changes of a running container.
-fn copy(
-    store: &Store,
-    found: &KnownContainer,
-    work: &LongWork<'_>,
-) -> Result<Changes, LookError> {
+fn copy(store: &Store, found: &KnownContainer, work: &LongWork<'_>) -> Result<Changes, LookError> {
     let draft = store.container_snapshots.draft()?;
     let to = draft.upper()?;
     match take::of_running(store, found, to.as_fd(), work) {

@@ -119,17 +119,20 @@ fn fork(context: &Context, args: &Fork) -> anyhow::Result<Answer> {
     let asked = Arc::clone(&signals);
     store.give_up_when(move || asked.ending().is_some());
     let forker = Forker { context, store: &store, parent: &parent, stored, base, signals };
-    for (id, number) in names.iter().zip(1..) {
+    for id in &names {
         if let Some(answer) = forker.begin(id)? {
             return Ok(answer);
         }
         report::line(id)?;
+    }
+    // From here on, only the children keep the snapshot.
+    drop(snapshot);
+    // A command in a container needs its own mount namespace, in which no further root can be made.
+    for (id, number) in names.iter().zip(1..) {
         if let Some(hook) = &args.hook {
             run_hook(context, id, hook, number)?;
         }
     }
-    // From here on, only the children keep the snapshot.
-    drop(snapshot);
     Ok(Answer::Yes)
 }
 

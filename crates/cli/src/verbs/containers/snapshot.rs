@@ -41,6 +41,9 @@ pub(crate) struct Snapshot {
     /// Also list snapshots without a name, which containers or other snapshots need
     #[arg(short, long)]
     pub(crate) all: bool,
+    /// For list: print only names
+    #[arg(short = 'q')]
+    pub(crate) only_names: bool,
 }
 
 impl VerbArgs for Snapshot {
@@ -66,8 +69,8 @@ impl VerbArgs for Snapshot {
                 create(context, container, &SnapshotName::Given(name.clone()))
             }
             (SnapshotAction::Create, _) => bail!("use `quire snapshot create CONTAINER [NAME]`"),
-            (SnapshotAction::List, []) => list(context, None, self.all),
-            (SnapshotAction::List, [container]) => list(context, Some(container), self.all),
+            (SnapshotAction::List, []) => list(context, None, self),
+            (SnapshotAction::List, [container]) => list(context, Some(container), self),
             (SnapshotAction::List, _) => bail!("use `quire snapshot list [CONTAINER]`"),
             (SnapshotAction::Rm, []) => {
                 bail!("use `quire snapshot rm NAME…`; `quire snapshot list` prints the names")
@@ -218,7 +221,7 @@ impl SnapshotReport {
     }
 }
 
-fn list(context: &Context, container: Option<&str>, all: bool) -> anyhow::Result<Answer> {
+fn list(context: &Context, container: Option<&str>, args: &Snapshot) -> anyhow::Result<Answer> {
     let Some(store) = context.open_for(OpenOptions::read(), true)? else {
         return Ok(report::print(context.json, &Vec::<SnapshotReport>::new(), |_, _| Ok(()))
             .map(|()| Answer::Yes)?);
@@ -226,12 +229,12 @@ fn list(context: &Context, container: Option<&str>, all: bool) -> anyhow::Result
     let found = store.container_snapshots.all()?;
     let found = found.into_iter().map(|(id, record)| SnapshotReport::of(id, record));
     let mut found: Vec<_> =
-        found.filter(|it| all || it.name.is_some() || it.damage.is_some()).collect();
+        found.filter(|it| args.all || it.name.is_some() || it.damage.is_some()).collect();
     if let Some(container) = container {
         found.retain(|it| it.container.as_deref() == Some(container));
     }
     found.sort_by_key(|it| it.created.map(|it| it.0));
-    if context.quiet {
+    if args.only_names || context.quiet {
         return report::lines(found.iter().map(|it| it.name.as_deref().unwrap_or(&it.snapshot)));
     }
     report::print(context.json, &found, |all, out| {

@@ -195,9 +195,9 @@ fn commit_and_diff_see_the_changes_of_a_chain() {
     let Some(place) = with_programs() else { return };
     let _guards = ["chain", "other"].map(|it| Rm(&place, it));
     // `commit` needs an image with layers.
-    let file = place.path("a.tar");
-    place.out(&format!("export --quiet a oci-archive:{}", file.display()));
-    place.out(&format!("import --quiet oci-archive:{} a", file.display()));
+    let layout = format!("oci:{}", place.path("layout").display());
+    place.out(&format!("export --quiet a {layout}"));
+    place.out(&format!("import --quiet {layout} a"));
     changed(&place, &["--name", "chain"]);
     place.out("snapshot create chain");
     place.out("rollback --time 0 chain");
