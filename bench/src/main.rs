@@ -13,6 +13,7 @@ mod derived;
 mod engine;
 mod events;
 mod fio;
+mod forks;
 mod forms;
 mod gvisor;
 mod import;
@@ -116,6 +117,7 @@ const BENCHES: [(&str, &str, Bench); 27] = [
     ("run", "A container that runs `true`", run::bench),
     ("rootless", "Images of users who are not root: listings, reads, starts, memory", rootless::bench),
     ("derived", "Twenty images of one base, each with a container: time, disk, page cache", derived::bench),
+    ("forks", "Snapshots, forks and rollbacks of a container that has written 64 MiB or 4 GiB; 16 GB of disk", forks::bench),
     ("density", "Many containers: one after the other, eight at a time, and many alive at once", density::bench),
     ("writable", "Work in containers whose changes go to different places, and their removal", writable::bench),
     ("gvisor", "The same work in crun and in gVisor, by the root that it gets; needs runsc of the inputs", gvisor::bench),

@@ -16,6 +16,8 @@ pub mod userns;
 use std::num::{NonZeroU32, NonZeroU64};
 use std::os::fd::BorrowedFd;
 
+use serde::{Deserialize, Serialize};
+
 use crate::bundle::config::ImageConfig;
 use crate::bundle::destinations::{check_kernels, is_at_or_below, resolve_devices, resolve_mounts};
 use crate::bundle::etc_files::NameMount;
@@ -64,7 +66,8 @@ const READ_ONLY: [&str; 5] =
 const HARMLESS_LABELS: &str = "org.opencontainers.image.";
 
 /// Whether a process has a terminal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Terminal {
     /// A new terminal, which the runtime connects to the caller's.
     New,
@@ -73,7 +76,8 @@ pub enum Terminal {
 }
 
 /// Limits of a container's processor time. A field that is `None` sets no limit.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Cpu {
     /// Processor time in each period of 100 ms, in microseconds.
     pub quota: Option<NonZeroU32>,
@@ -128,7 +132,8 @@ impl Controller {
 }
 
 /// Settings of the caller. A field that is `None` or empty keeps the image's setting.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct BundleOptions {
     /// Replaces the image's command, but not its entrypoint.
     pub command: Vec<String>,
@@ -142,19 +147,25 @@ pub struct BundleOptions {
     pub terminal: Terminal,
     pub network: Network,
     /// Absolute path of the namespace for [`Network::Pasta`]. It is set later.
+    #[serde(skip)]
     pub network_place: Option<String>,
     /// Files for looking up names, such as `/etc/hosts`, from [`crate::bundle::etc_files::files`].
+    #[serde(skip)]
     pub names: Vec<NameMount>,
     /// Access to the root file system.
     pub access: Access,
     /// Additional mounts, from [`crate::bundle::mounts::arrange`].
+    #[serde(skip)]
     pub volumes: Vec<Volume>,
     /// Map of the container's ids to the host's ids; `None` if they are the same.
+    #[serde(skip)]
     pub map: Option<IdMap>,
     /// Path of its cgroups below the root of each hierarchy; `None` leaves the choice to the runtime.
+    #[serde(skip)]
     pub cgroup: Option<String>,
     /// Ids of the user namespace of this process and the runtime, if it is not the host's. Then the container sees
     /// cgroups only if it has a delegated one.
+    #[serde(skip)]
     pub own: Option<OwnIds>,
     /// Whether the caller requested a limit. The default [`PIDS`] does not count.
     pub is_limited: bool,

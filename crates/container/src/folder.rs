@@ -25,6 +25,8 @@ pub const RUNTIME_LOG: &str = "runtime.log";
 pub const PID: &str = "container.pid";
 /// State of a container that outlives its command.
 pub const STATE: &str = "state.json";
+/// State before a start that is not complete; `null` if the container was only created.
+pub const STATE_BEFORE: &str = "state.before";
 /// File for the next state, which reserves its space.
 pub const STATE_NEXT: &str = "state.next";
 /// A second record of the exit code.
@@ -51,6 +53,8 @@ pub const PAUSE: &str = "pause.lock";
 pub const SUPERBLOCK: &str = "superblock";
 /// Descriptor of a process that has the upper directory open.
 pub const UPPER: &str = "upper";
+/// Settings with which the container is started again.
+pub const REQUEST: &str = "request.json";
 /// Location of the container's writes.
 pub const WRITABLE: &str = "writable.json";
 /// Map of the container's users to the host's.
@@ -76,7 +80,7 @@ pub const CONSOLE: &str = kernel::terminal::SOCKET;
 const COVERED_CGROUP: &str = "quire-ID-RANDOM";
 
 /// Names of all files in a container's folder. `N` stands for a number.
-pub const NAMES: [&str; 36] = [
+pub const NAMES: [&str; 38] = [
     RECORD,
     LOCK,
     CONFIG,
@@ -86,6 +90,7 @@ pub const NAMES: [&str; 36] = [
     RUNTIME_LOG,
     PID,
     STATE,
+    STATE_BEFORE,
     STATE_NEXT,
     CODE,
     LOG,
@@ -99,6 +104,7 @@ pub const NAMES: [&str; 36] = [
     PAUSE,
     SUPERBLOCK,
     UPPER,
+    REQUEST,
     WRITABLE,
     USERNS,
     LAYER,

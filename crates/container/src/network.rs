@@ -54,7 +54,8 @@ pub struct Ports {
 }
 
 /// A container's connection to the host's network.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Pasta {
     pub program: PathBuf,
     /// Ports that are forwarded to the container.

@@ -5,11 +5,12 @@ use std::num::{NonZeroU32, NonZeroU64};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use store::{ContainerError, check_id};
 
 use crate::bundle::BundleOptions;
 use crate::bundle::config::ImageConfig;
-use crate::bundle::etc_files::NameFile;
+use crate::bundle::etc_files::Names;
 use crate::bundle::mounts::{MountRequest, Volume};
 use crate::bundle::security::FilterError;
 use crate::bundle::userns::IdMap;
@@ -19,7 +20,8 @@ use crate::runtime::Kind;
 use crate::runtime::init::PLACE;
 
 /// Ids of a container's users on the host.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum IdsChoice {
     /// The same ids.
     Host,
@@ -39,7 +41,8 @@ pub struct Stop {
 }
 
 /// A program of the host as a container's first process.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum InitChoice {
     /// None: the container's own program is the first process.
     None,
@@ -50,7 +53,11 @@ pub enum InitChoice {
 }
 
 /// A caller's settings for a container. A field that is `None` keeps the image's setting.
-#[derive(Debug, Clone)]
+///
+/// The container's folder keeps them ([`crate::request`]), so that the container can be started again. Paths must be
+/// absolute, because a later start may have another working directory.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ContainerRequest {
     pub id: String,
     /// Settings for the bundle. Names, volumes, map and cgroup are added later.
@@ -72,8 +79,8 @@ pub struct ContainerRequest {
     pub mounts: Vec<MountRequest>,
     /// Connection of the network, if that is [`Network::Pasta`](crate::bundle::Network::Pasta).
     pub pasta: Option<Pasta>,
-    /// Files for looking up names, such as `/etc/hosts`.
-    pub names: Vec<NameFile>,
+    /// Files for looking up names, such as `/etc/hosts`; `None` for those of the image.
+    pub names: Option<Names>,
     pub init: InitChoice,
     /// Signal that asks the container to end.
     pub stop_signal: Option<String>,
@@ -85,6 +92,9 @@ pub struct ContainerRequest {
     pub log_size: Option<NonZeroU64>,
     /// Whether the folder is kept after the container's end.
     pub keep: bool,
+    /// Id of the uppermost snapshot below the writable layer of a new container. The record of an existing one has it.
+    #[serde(skip)]
+    pub snapshot: Option<String>,
 }
 
 impl ContainerRequest {
@@ -104,13 +114,14 @@ impl ContainerRequest {
             volumes: Vec::new(),
             mounts: Vec::new(),
             pasta: None,
-            names: Vec::new(),
+            names: None,
             init: InitChoice::None,
             stop_signal: None,
             stop_timeout: None,
             timeout: 0,
             log_size: None,
             keep: false,
+            snapshot: None,
         }
     }
 }
@@ -154,7 +165,8 @@ impl ContainerPlan {
         let space = space(wish.df, wish.writable.access())?;
         wish.bundle.access = wish.writable.access();
         wish.bundle.security.fit(kind)?;
-        let mut places: Vec<_> = wish.names.iter().map(|it| it.place).collect();
+        let names = wish.names.as_ref();
+        let mut places = names.map_or_else(Vec::new, |it| it.places(&wish.bundle.network));
         if kind == Kind::Runsc && wish.init != InitChoice::None {
             // runsc needs a mount point in the root, below the /dev that it mounts.
             places.push(PLACE);

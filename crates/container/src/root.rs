@@ -17,7 +17,7 @@ mod via;
 mod writable_place;
 
 pub use acl::acl_for_ids;
-pub use assemble::{Root, RootError, Shape, Space};
+pub use assemble::{BetweenOwners, Root, RootError, Shape, Space};
 pub(crate) use layers::{Checked, ImageData, Layers};
 pub use make::{MakeRootError, SOURCE, Warm, make, may_have_acl, warm};
 pub use tree::{TreeRootError, name_below_overlay, set_below_overlay};

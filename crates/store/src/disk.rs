@@ -4,6 +4,7 @@
 //! through [`Trace`], so that a test can record an import and replay it up to any point.
 
 mod deferral;
+mod exchange;
 mod list;
 mod lock;
 mod new_file;
@@ -24,6 +25,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Sta
 use rustix::io::Errno;
 
 pub(crate) use crate::trace::{Change, Trace};
+use deferral::UNSYNCED;
 pub(crate) use deferral::{ControlFile, Deferral, DeferralSwitch, MarkedFile, is_unsynced};
 pub(crate) use list::ListFile;
 pub(crate) use new_file::NewFile;
@@ -153,6 +155,10 @@ impl Directory {
         &self.path
     }
 
+    pub(crate) fn into_fd(self) -> OwnedFd {
+        self.fd
+    }
+
     pub(crate) fn try_clone(&self) -> Result<Self, DiskError> {
         let fd = self.fd.try_clone();
         let fd = fd.map_err(|source| self.failed("duplicate", "", source))?;
@@ -279,12 +285,19 @@ impl Directory {
 
     /// Creates a file for writing, with the mode of published files minus the umask.
     pub(crate) fn create(&self, name: impl AsRef<[u8]>) -> Result<NewFile, DiskError> {
-        let name = name.as_ref();
+        self.create_with(name.as_ref(), self.deferral.published())
+    }
+
+    /// Creates a file for writing, with the mark of files that are not synced.
+    pub(crate) fn create_unsynced(&self, name: impl AsRef<[u8]>) -> Result<NewFile, DiskError> {
+        self.create_with(name.as_ref(), UNSYNCED)
+    }
+
+    fn create_with(&self, name: &[u8], mode: Mode) -> Result<NewFile, DiskError> {
         let failed = |errno| self.failed("create", name, errno);
         self.trace.allow().map_err(failed)?;
-        let mode = self.deferral.published();
         let fd = rustix::fs::openat(&self.fd, name, NEW, mode).map_err(failed)?;
-        self.record_created(name);
+        self.record_created(name, mode);
         let (trace, room) = (self.trace.clone(), self.room.clone());
         Ok(NewFile { fd, path: self.path_of(name), length: 0, mode, trace, room })
     }
@@ -296,13 +309,13 @@ impl Directory {
         let mode = Mode::RUSR | Mode::WUSR | self.deferral.mark();
         let fd = rustix::fs::openat(&self.fd, name, NEW, mode).map_err(failed)?;
         rustix::fs::ftruncate(&fd, bytes).map_err(failed)?;
-        self.record_created(name.as_bytes());
+        self.record_created(name.as_bytes(), mode);
         self.trace.record(|| Change::Lengthen(self.path_of(name), bytes));
         Ok(())
     }
 
-    fn record_created(&self, name: &[u8]) {
-        self.trace.record(|| match self.deferral.is_on() {
+    fn record_created(&self, name: &[u8], mode: Mode) {
+        self.trace.record(|| match mode.contains(Mode::SVTX) {
             true => Change::CreateUnsynced(self.path_of(name)),
             false => Change::Create(self.path_of(name)),
         });

@@ -122,7 +122,7 @@ impl RunningImports {
         self.names.clear();
         self.unlisted.clear();
         self.has_devices = false;
-        for name in staging::names(&store.tmp)?.into_iter().filter(|name| !staging::is_hidden(name))
+        for name in staging::names(&store.tmp)?.into_iter().filter(|it| staging::may_be_import(it))
         {
             if !matches!(staging::owner(&store.tmp, &name)?, Owner::Alive) {
                 continue;

@@ -20,6 +20,7 @@ use crate::found::RunningImports;
 use crate::inventory::Inventory;
 use crate::record::RecordError;
 use crate::shelf::blob_file::BlobFile;
+use crate::shelf::container_snapshots::SeenContainerSnapshot;
 use crate::shelf::containers::Liveness;
 use crate::shelf::downloads::kept_index::KeptIndexError;
 use crate::shelf::images::{self, Use};
@@ -73,6 +74,8 @@ pub enum Kept {
     InUse(ImageId),
     /// The container with this id uses the image.
     Container(ImageId, String),
+    /// The container snapshot with this name, or this id if it has no name, uses the image.
+    ContainerSnapshot(ImageId, String),
     /// A snapshot of a container engine with this instance name uses the image.
     Snapshot(ImageId, String),
     /// A kernel mount or an open descriptor uses a device that no image needs.
@@ -152,6 +155,7 @@ impl Store {
         let mut images = BTreeSet::new();
         let mut kept = Vec::new();
         let mut containers = Vec::new();
+        let mut snapshots = BTreeSet::new();
         let mut manifests = Vec::new();
         let (refs, bad) = self.refs.readable()?;
         if let Some(BadRef { name, error: source }) = bad.into_iter().next() {
@@ -167,6 +171,9 @@ impl Store {
             if container.is_garbage() {
                 containers.push(container.id);
                 continue;
+            }
+            if let Ok(record) = &container.record {
+                snapshots.extend(record.snapshot.clone());
             }
             match container.record {
                 // The image is in a shared store of another user, which keeps the image as long as it is open.
@@ -186,6 +193,26 @@ impl Store {
                     let (advice, source) = (advice.into(), source.into());
                     return Err(GcError::Unreadable { object, advice, source });
                 }
+            }
+        }
+        let seen = self.container_snapshots.see_all()?;
+        let container_snapshots = self.unneeded_container_snapshots(&seen, &snapshots)?;
+        // Lost snapshots that something needs stay, but their records may be damaged.
+        let is_kept =
+            |it: &SeenContainerSnapshot| !it.is_lost && !container_snapshots.contains(&it.id);
+        for snapshot in seen.into_iter().filter(is_kept) {
+            let SeenContainerSnapshot { id, record, .. } = snapshot;
+            let record = record.map_err(|source| GcError::Unreadable {
+                object: format!("the references of container snapshot {id}"),
+                advice: "run `quire fsck --repair`".into(),
+                source: source.into(),
+            })?;
+            if record.shared.is_some() {
+                continue;
+            }
+            manifests.extend(record.manifest);
+            if images.insert(record.image) {
+                kept.push(Kept::ContainerSnapshot(record.image, record.name.unwrap_or(id)));
             }
         }
         let mut layers = BTreeSet::new();
@@ -221,7 +248,8 @@ impl Store {
                 manifests.push(manifest);
             }
         }
-        Ok(Roots { images, layers, manifests, pinned, kept, containers })
+        let container_snapshots = container_snapshots.into_iter().collect();
+        Ok(Roots { images, layers, manifests, pinned, kept, containers, container_snapshots })
     }
 
     /// Plans a collection. With a time `until`, also keeps all items added since then, and the items that these need.
@@ -391,6 +419,9 @@ impl Store {
     fn describe(&self, plan: &CollectionPlan) -> GcPlan {
         let bytes = |item: &StoreItem| match item {
             StoreItem::Container(id) => self.containers.directory.tree_bytes(id),
+            StoreItem::ContainerSnapshot(id) => {
+                self.place(item).map_or(0, |place| place.tree_bytes(id))
+            }
             StoreItem::Leftover(name) => self.tmp.tree_bytes(name),
             item => {
                 let stat = self.place(item).and_then(|place| place.stat(item.file_name()));
@@ -400,8 +431,11 @@ impl Store {
             }
         };
         let containers = plan.roots.containers.iter().map(|it| StoreItem::Container(it.clone()));
+        let snapshots = &plan.roots.container_snapshots;
+        let snapshots = snapshots.iter().map(|it| StoreItem::ContainerSnapshot(it.clone()));
         let leftovers = plan.leftovers.iter().map(|it| StoreItem::Leftover(it.clone()));
-        let garbage = plan.items.iter().cloned().chain(containers).chain(leftovers);
+        let garbage =
+            plan.items.iter().cloned().chain(containers).chain(snapshots).chain(leftovers);
         let garbage = garbage.map(|item| {
             let bytes = bytes(&item);
             (item, bytes)
@@ -423,6 +457,8 @@ struct Roots {
     kept: Vec<Kept>,
     /// Containers that are garbage.
     containers: Vec<String>,
+    /// Container snapshots that are garbage.
+    container_snapshots: Vec<String>,
 }
 
 /// A plan, and the state of the store that it is based on.

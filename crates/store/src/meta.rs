@@ -20,13 +20,16 @@ pub enum Sealing {
 pub const FORMAT_VERSION: u32 = 2;
 
 /// Features that this version knows.
-const KNOWN: [&str; 2] = [LAZY_DEVICES, SNAPSHOTS];
+const KNOWN: [&str; 3] = [LAZY_DEVICES, SNAPSHOTS, CONTAINER_SNAPSHOTS];
 
 /// The store may have lazy devices, which `gc` must know and `fsck` must check.
 const LAZY_DEVICES: &str = "lazy-devices";
 
 /// The store may have snapshots of container engines, whose images `gc` must keep.
 const SNAPSHOTS: &str = "snapshots";
+
+/// The store may have snapshots of containers, whose images `gc` must keep.
+const CONTAINER_SNAPSHOTS: &str = "container-snapshots";
 
 pub(crate) const META: &str = "meta";
 /// Empty file that is present if the store is shared.
@@ -50,6 +53,8 @@ pub struct Meta {
     pub has_lazy_devices: bool,
     /// Whether the store may have snapshots of container engines.
     pub has_snapshots: bool,
+    /// Whether the store may have snapshots of containers.
+    pub has_container_snapshots: bool,
     /// Protection of new objects and images, unless the caller chooses another one.
     pub sealing: Sealing,
 }
@@ -99,11 +104,22 @@ const IMMUTABLE: &str = "immutable";
 impl Meta {
     pub(crate) const fn new(algorithm: Algorithm, sealing: Sealing) -> Self {
         let unknown_to_write = Vec::new();
-        Self { algorithm, unknown_to_write, has_lazy_devices: false, has_snapshots: false, sealing }
+        Self {
+            algorithm,
+            unknown_to_write,
+            has_lazy_devices: false,
+            has_snapshots: false,
+            has_container_snapshots: false,
+            sealing,
+        }
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let features = [(self.has_lazy_devices, LAZY_DEVICES), (self.has_snapshots, SNAPSHOTS)];
+        let features = [
+            (self.has_lazy_devices, LAZY_DEVICES),
+            (self.has_snapshots, SNAPSHOTS),
+            (self.has_container_snapshots, CONTAINER_SNAPSHOTS),
+        ];
         let features = features.into_iter().filter(|it| it.0).map(|it| it.1.to_owned());
         let features = features.chain(self.unknown_to_write.iter().cloned());
         record::encode(&Raw {
@@ -138,9 +154,14 @@ impl Meta {
             _ => Sealing::Verity,
         };
         let has = |feature| raw.needed_to_write.iter().any(|it| it == feature);
-        let (has_lazy_devices, has_snapshots) = (has(LAZY_DEVICES), has(SNAPSHOTS));
-        let unknown_to_write = unknown(raw.needed_to_write);
-        Ok(Self { algorithm, unknown_to_write, has_lazy_devices, has_snapshots, sealing })
+        Ok(Self {
+            algorithm,
+            has_lazy_devices: has(LAZY_DEVICES),
+            has_snapshots: has(SNAPSHOTS),
+            has_container_snapshots: has(CONTAINER_SNAPSHOTS),
+            unknown_to_write: unknown(raw.needed_to_write),
+            sealing,
+        })
     }
 }
 
@@ -196,6 +217,8 @@ mod tests {
                 meta.has_lazy_devices = true;
                 assert_eq!(Meta::decode(&meta.encode()).unwrap(), meta);
                 meta.has_snapshots = true;
+                assert_eq!(Meta::decode(&meta.encode()).unwrap(), meta);
+                meta.has_container_snapshots = true;
                 assert_eq!(Meta::decode(&meta.encode()).unwrap(), meta);
             }
         }

@@ -17,6 +17,9 @@ pub(crate) const PREFIX: &str = "work-";
 /// directories of `gc`.
 const HIDDEN: &str = "gone-";
 
+/// Second prefix of the names of directories into which a container's changes are copied. They belong to no import.
+const COPY: &str = "copy-";
+
 /// File in a work directory whose locked descriptor other programs may inherit. The directory counts as in use while
 /// this file is locked.
 pub(crate) const LOCK: &str = "lock";
@@ -136,6 +139,11 @@ impl Workspace {
     /// Makes a directory that does not count as the directory of a running import.
     pub(crate) fn make_hidden(tmp: &Directory) -> Result<Self, DiskError> {
         Self::make_named(tmp, &format!("{PREFIX}{HIDDEN}"))
+    }
+
+    /// Makes a directory for the copy of a container's changes.
+    pub(crate) fn make_copy(tmp: &Directory) -> Result<Self, DiskError> {
+        Self::make_named(tmp, &format!("{PREFIX}{COPY}"))
     }
 
     /// Makes a directory whose name begins with `prefix`.
@@ -259,9 +267,15 @@ pub(crate) fn names(tmp: &Directory) -> Result<Vec<String>, DiskError> {
     Ok(names)
 }
 
-/// Whether a directory of this name belongs to no import.
+/// Whether a directory of this name is being removed, or belongs to `gc`.
 pub(crate) fn is_hidden(name: &str) -> bool {
     name.strip_prefix(PREFIX).is_some_and(|rest| rest.starts_with(HIDDEN))
+}
+
+/// Whether a work directory of this name may belong to an import.
+pub(crate) fn may_be_import(name: &str) -> bool {
+    let is_copy = name.strip_prefix(PREFIX).is_some_and(|rest| rest.starts_with(COPY));
+    !is_hidden(name) && !is_copy
 }
 
 /// Whether this can be the name of a work directory.

@@ -16,6 +16,7 @@ use crate::meta::{BOOT, META, Meta, SHARED_MARK, Sealing, UNSYNCED};
 use crate::operation::OperationError;
 use crate::record::RECORD_MAX;
 use crate::shelf::absent::{self, ABSENT};
+use crate::shelf::container_snapshots::{CONTAINER_SNAPSHOTS, ContainerSnapshotShelf};
 use crate::shelf::containers::ContainerShelf;
 use crate::shelf::devices::{DATA, DeviceShelf};
 use crate::shelf::downloads::DownloadShelf;
@@ -164,6 +165,8 @@ pub struct Store {
     pub downloads: DownloadShelf,
     /// Directories of containers.
     pub containers: ContainerShelf,
+    /// Snapshots of containers' roots.
+    pub container_snapshots: ContainerSnapshotShelf,
     /// Snapshots of container engines.
     pub snapshots: SnapshotShelf,
     meta: Meta,
@@ -190,12 +193,13 @@ pub(crate) const PRIVATE: Mode = Mode::RWXU;
 pub(crate) const SHARED: Mode = Mode::from_raw_mode(0o755);
 /// Entries that are private even if the store's directory is not. A user who can open a file can also lock it, and
 /// such a lock would block every import.
-const LOCKED: [(&str, Mode); 6] = [
+const LOCKED: [(&str, Mode); 7] = [
     (GC_LOCK, Mode::from_raw_mode(0o600)),
     ("refs", PRIVATE),
     ("tmp", PRIVATE),
     (DATA, PRIVATE),
     (LAZY, PRIVATE),
+    (CONTAINER_SNAPSHOTS, PRIVATE),
     (SNAPSHOTS, PRIVATE),
 ];
 /// Entries of [`LOCKED`] that other users may read in a shared store. Commands do not lock these entries.
@@ -217,7 +221,8 @@ pub(crate) const LOST_AND_FOUND: &str = "lost+found";
 
 /// Whether an entry of this name in the store's own directory is part of the store.
 pub(crate) fn belongs(name: &str) -> bool {
-    [META, GC_LOCK, SHARED_MARK, ABSENT, DATA, LAZY, SNAPSHOTS, BOOT, UNSYNCED].contains(&name)
+    [META, GC_LOCK, SHARED_MARK, ABSENT, BOOT, UNSYNCED].contains(&name)
+        || [DATA, LAZY, CONTAINER_SNAPSHOTS, SNAPSHOTS].contains(&name)
         || DIRECTORIES.contains(&name)
 }
 
@@ -279,6 +284,7 @@ impl Store {
             refs: RefShelf { directory: part("refs")? },
             devices: DeviceShelf::new(&root, &tmp),
             lazy_devices: LazyDeviceShelf::new(&root, &tmp),
+            container_snapshots: ContainerSnapshotShelf::new(&root, &tmp),
             snapshots: SnapshotShelf::new(&root, &tmp),
             downloads: DownloadShelf { directory: blobs, tmp: Arc::clone(&tmp), algorithm },
             containers: ContainerShelf { directory: part("containers")?, tmp: Arc::clone(&tmp) },
@@ -354,6 +360,9 @@ impl Store {
             StoreItem::LazyDevice(_) => self.lazy_devices.directory.existing()?.try_clone(),
             StoreItem::Ref(_) => self.refs.directory.try_clone(),
             StoreItem::Container(_) => self.containers.directory.try_clone(),
+            StoreItem::ContainerSnapshot(_) => {
+                self.container_snapshots.directory.existing()?.try_clone()
+            }
             StoreItem::Snapshot(instance, _) => self.snapshots.directory.existing()?.open(instance),
             StoreItem::Leftover(_) => self.tmp.try_clone(),
         }

@@ -35,6 +35,8 @@ use lazy::LazyDevice;
 mod commit;
 mod committed;
 mod container;
+mod container_replacement;
+mod container_snapshot;
 mod data;
 pub(crate) mod device;
 pub(crate) mod draft;

@@ -2,21 +2,25 @@
 
 use std::os::fd::AsFd as _;
 use std::path::Path;
+use std::slice;
 
 use container::folder::LAYER;
 use container::life::background;
 use container::life::lookup::{self, KnownContainer};
+use container::request::StoredRequest;
 use container::root::{WritableChoice, suits_overlay};
 use kernel::mount::Propagation;
 use kernel::process::{Namespace, Who};
 use store::{OpenOptions, Store};
 
+use crate::args::ContainerOptions;
 use crate::session::own_namespace::{
     Written, changes_can_stay, enter_own_namespace, has_rights, name_of_user,
 };
 use crate::session::scope;
 use crate::verbs::Verb;
 use crate::verbs::containers::changes::changes_file;
+use crate::verbs::containers::snapshot::SnapshotAction;
 
 /// Moves this process into a user namespace if the verb needs rights that its user has only in one. The process must
 /// be single-threaded. `remark` is called about optional steps that failed. Returns whether the process has entered a
@@ -36,7 +40,7 @@ pub(crate) fn enter(
             // namespace's users.
             let name = name_of_user(who.user);
             match scope::for_limits(
-                args.wanted.has_limits(),
+                args.new.wanted.has_limits(),
                 args.detach,
                 who.user,
                 name.as_deref(),
@@ -44,17 +48,23 @@ pub(crate) fn enter(
                 Ok(said) => said.into_iter().for_each(&mut *remark),
                 Err(error) => remark(format!("{error:#}")),
             }
-            let is_on_disk = || {
-                let directory = crate::session::context::store_directory(store, who);
-                changes_can_stay(who) && directory.is_ok_and(|it| suits_overlay(&it))
-            };
-            let written = match args.wanted.writable {
-                Some(WritableChoice::Directory(..) | WritableChoice::Folder(..)) => Written::Stays,
-                None if !args.wanted.read_only && is_on_disk() => Written::Stays,
-                _ => Written::Goes,
-            };
+            enter_own_namespace(who, written(&args.new.wanted, store, who), remark)
+        }
+        Verb::Create(args) => {
+            let written = written(&args.new.wanted, store, who);
             enter_own_namespace(who, written, remark)
         }
+        Verb::Start(args) => enter_again(&args.containers, store, who, remark),
+        Verb::Restart(args) => enter_again(&args.containers, store, who, remark),
+        Verb::Fork(args) => enter_again(slice::from_ref(&args.container), store, who, remark),
+        Verb::Rollback(args) => enter_again(slice::from_ref(&args.container), store, who, remark),
+        Verb::Snapshot(args) => match (args.action, &*args.names) {
+            (SnapshotAction::Create, [container, ..]) => {
+                join(find_container(container, store, who), who, remark)
+            }
+            (SnapshotAction::Rm, _) => enter_own_namespace(who, Written::Stays, &mut |_| ()),
+            _ => Ok(false),
+        },
         Verb::Exec(args) => {
             let found = find_container(&args.container, store, who);
             if let Some((_, found)) = &found {
@@ -85,6 +95,40 @@ pub(crate) fn enter(
     }
 }
 
+/// Moves this process into a namespace for containers that are started again.
+fn enter_again(
+    containers: &[String],
+    store: Option<&Path>,
+    who: Who,
+    remark: &mut dyn FnMut(String),
+) -> anyhow::Result<bool> {
+    let mut found = containers.iter().filter_map(|it| find_container(it, store, who));
+    let has_limits = found.any(|(_, it)| {
+        let stored = StoredRequest::load(&it.folder, &it.id);
+        stored.is_ok_and(|it| it.request.bundle.is_limited)
+    });
+    let name = name_of_user(who.user);
+    match scope::for_limits(has_limits, true, who.user, name.as_deref()) {
+        Ok(said) => said.into_iter().for_each(&mut *remark),
+        Err(error) => remark(format!("{error:#}")),
+    }
+    // The files that a container wrote belong to ids of such a namespace.
+    enter_own_namespace(who, Written::Stays, remark)
+}
+
+/// Returns whether the changes of a container with these options stay on the disk.
+fn written(wanted: &ContainerOptions, store: Option<&Path>, who: Who) -> Written {
+    let is_on_disk = || {
+        let directory = crate::session::context::store_directory(store, who);
+        changes_can_stay(who) && directory.is_ok_and(|it| suits_overlay(&it))
+    };
+    match wanted.writable {
+        Some(WritableChoice::Directory(..) | WritableChoice::Folder(..)) => Written::Stays,
+        None if !wanted.read_only && is_on_disk() => Written::Stays,
+        _ => Written::Goes,
+    }
+}
+
 /// Finds a container of this user, and its store.
 fn find_container(
     container: &str,
@@ -103,11 +147,12 @@ fn is_left_on_disk(container: &str, store: Option<&Path>, who: Who) -> bool {
     found.is_some_and(|(_, it)| !it.is_running() && it.folder.join(LAYER).exists())
 }
 
-/// Returns whether the store has writable layers of removed containers.
+/// Returns whether the store has writable layers of removed containers, or snapshots of containers to remove.
 fn is_garbage_on_disk(store: Option<&Path>, who: Who) -> bool {
     let Ok(directory) = crate::session::context::store_directory(store, who) else { return false };
     let Ok(store) = Store::open(&directory, who, OpenOptions::read()) else { return false };
     store.containers.is_left(LAYER).unwrap_or(false)
+        || store.has_unneeded_container_snapshots().unwrap_or(false)
 }
 
 /// Moves this process into the namespace of a container of the same user. Other problems of the container are

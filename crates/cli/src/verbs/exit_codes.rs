@@ -6,6 +6,12 @@ pub(crate) const EXIT_CODES: &str = "\
     is no such image, container or store; 4 a policy or a registry refuses it; 5 the network or a registry failed; 6 \
     a disk is full";
 
+/// Exit codes of verbs that start containers in the background.
+pub(crate) const START_CODES: &str = "\
+    Exit codes: 0 success; 125 Quire or the runtime failed; 126 the program cannot be executed; 127 the program, or a \
+    file it needs to start, does not exist; `start --attach` has the exit code of the program, and 128+N if signal N \
+    killed it";
+
 /// Exit codes of verbs that run a program in a container.
 pub(crate) const RUN_CODES: &str = "\
     Exit codes: the program's exit code; 128+N if signal N killed it; 125 Quire or the runtime failed; 126 the \

@@ -173,6 +173,9 @@ verbs! {
     }
     "Containers" {
         Run(containers::run::Run),
+        Create(containers::create::Create),
+        Start(containers::start::Start),
+        Restart(containers::restart::Restart),
         Ps(containers::ps::Ps),
         Logs(containers::logs::Logs),
         Exec(containers::exec::Exec),
@@ -180,6 +183,9 @@ verbs! {
         Wait(containers::wait::Wait),
         Rm(containers::rm::Rm),
         Commit(containers::commit::Commit),
+        Snapshot(containers::snapshot::Snapshot),
+        Fork(containers::fork::Fork),
+        Rollback(containers::rollback::Rollback),
         Bundle(containers::bundle::Bundle),
     }
     "Store" {

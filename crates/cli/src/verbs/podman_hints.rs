@@ -10,16 +10,7 @@ const VERBS: &[(&[&str], &str)] = &[
         &["kill"],
         "`quire exec CONTAINER sh -c 'kill -HUP 1'` sends a signal, and `quire stop CONTAINER` ends it",
     ),
-    (&["snapshot"], "use `quire export CONTAINER changes:FILE`"),
-    (
-        &["start", "restart"],
-        "an ended container cannot be started again: `quire run` starts a new one, and `quire \
-        commit` makes an image of its changes",
-    ),
-    (
-        &["create", "init"],
-        "`quire run --detach` makes and starts a container, and `quire bundle` makes one for an OCI runtime",
-    ),
+    (&["init"], "`quire create` makes a container, and `quire start` starts it"),
     (
         &["cp"],
         "use `quire exec CONTAINER cat FILE >FILE`, `quire cat IMAGE:/FILE`, or share a directory with `run -v`",
@@ -70,7 +61,7 @@ const VERBS: &[(&[&str], &str)] = &[
     (
         &["container"],
         "commands have no groups: use `quire ps` for ls, `quire ps --json` for inspect, `quire rm` for \
-        prune, or run, exec, logs, stop, wait, commit and diff",
+        prune, or run, create, start, restart, exec, logs, stop, wait, commit and diff",
     ),
     (
         &["system"],
@@ -114,7 +105,7 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
     (
         RUN,
         &["--restart"],
-        "Quire does not restart containers: let a service manager start `quire run`",
+        "Quire does not restart containers by itself: let a service manager start `quire run`",
     ),
     (
         RUN,
@@ -227,7 +218,21 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
         export NAME tar:FILE`",
     ),
     (&["rmi"], &["-a", "--all"], "use `quire rmi -f $(quire images -q)`"),
-    (&["stop"], &["-a", "--all"], "use `quire stop $(quire ps -q)`"),
+    (&["stop", "restart"], &["-a", "--all"], "use `quire stop $(quire ps -q)`, or restart"),
+    (&["start"], &["--all", "--filter"], "use `quire start $(quire ps -aq)`"),
+    (
+        &["start", "create"],
+        &["-i", "--interactive", "-t", "--tty"],
+        "such a container has no standard input and no terminal: `quire exec -it CONTAINER sh` \
+        gives a command both",
+    ),
+    (
+        &["create"],
+        &["-d", "--detach", "--rm"],
+        "leave this out: the container runs in the background when `quire start` starts it, and \
+        stays until `quire rm`",
+    ),
+    (&["start"], &["--sig-proxy", "--detach-keys", "--checkpoint"], "leave this out"),
     (&["rm"], &["-a", "--all"], "use `quire rm -f $(quire ps -aq)`"),
     (&["rm"], &["-v", "--volumes"], "Quire always removes a container's changes: leave this out"),
     (
@@ -260,7 +265,7 @@ pub(crate) const SHARED_NETWORK: &str = "use `--network ns:/proc/PID/ns/net` as 
     running container: `quire ps --json` has its PID";
 
 /// Verbs that make a container.
-const RUN: &[&str] = &["run", "bundle"];
+const RUN: &[&str] = &["run", "create", "bundle"];
 
 /// Replaces clap's usage by the complete usage of the verb, because clap's lists set environment variables as given
 /// options.

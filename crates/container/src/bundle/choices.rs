@@ -1,5 +1,7 @@
 //! Choices that several parts of a bundle depend on.
 
+use serde::{Deserialize, Serialize};
+
 /// A known OCI runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -11,7 +13,8 @@ pub enum Kind {
 }
 
 /// A container's network.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Network {
     /// Only a loopback interface.
     None,
@@ -24,7 +27,8 @@ pub enum Network {
 }
 
 /// Whether a file system or mount can be written to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Access {
     /// Writable, if the underlying file system allows it.
     Writable,

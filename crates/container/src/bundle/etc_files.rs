@@ -4,6 +4,7 @@
 use std::io::{Error, ErrorKind, Read as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use serde::{Deserialize, Serialize};
 use store::OperationError;
 
 use crate::bundle::choices::{Access, Network};
@@ -26,7 +27,8 @@ pub(crate) const FORWARDER: &str = "169.254.1.1";
 const LARGEST: u64 = 16 << 20;
 
 /// A line of `/etc/hosts`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Host {
     pub address: IpAddr,
     /// At least one name.
@@ -34,7 +36,8 @@ pub struct Host {
 }
 
 /// Contents of `/etc/resolv.conf`. A field that is `None` is copied from the host.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Resolver {
     pub servers: Option<Vec<IpAddr>>,
     /// Domains to append to names without a dot.
@@ -44,7 +47,8 @@ pub struct Resolver {
 }
 
 /// Files for looking up names that the caller requests. A field that is `None` keeps the image's file.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Names {
     /// Hosts in addition to the default ones.
     pub hosts: Option<Vec<Host>>,
@@ -70,6 +74,15 @@ pub struct NameMount {
     pub source: String,
     /// Whether the container may write the file, if its root is writable.
     pub access: Access,
+}
+
+impl Names {
+    /// Returns the paths of the files that [`files`] makes.
+    pub(crate) fn places(&self, network: &Network) -> Vec<&'static str> {
+        let hosts = self.hosts.as_ref().map(|_| HOSTS);
+        let resolver = self.resolver.as_ref().filter(|_| *network != Network::None);
+        hosts.into_iter().chain(resolver.map(|_| RESOLVER)).chain([HOSTNAME]).collect()
+    }
 }
 
 impl NameFile {

@@ -5,14 +5,17 @@ use std::str::FromStr;
 
 use kernel::mount::Durability;
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 
 use crate::bundle::choices::Access;
 use crate::bundle::path_resolver::KERNELS;
 use crate::bundle::security::Device;
 use crate::bundle::spec::SpecMount;
+use crate::stored_choices::StoredDurability;
 
 /// A mount in a container.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Volume {
     pub source: MountSource,
     /// Path in the container, from [`destination`].
@@ -21,7 +24,8 @@ pub struct Volume {
 }
 
 /// Source of a mount.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum MountSource {
     /// A directory or file of the host, by its absolute path.
     Host(String),
@@ -35,7 +39,8 @@ pub enum MountSource {
 }
 
 /// A mount that the caller requests.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct MountRequest {
     pub kind: MountKind,
     /// Path in the container, from [`destination`].
@@ -46,7 +51,8 @@ pub struct MountRequest {
 }
 
 /// Source of a requested mount.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum MountKind {
     Memory {
         /// Size limit in bytes.
@@ -61,6 +67,7 @@ pub enum MountKind {
         /// Permission bits of its root directory.
         mode: u32,
         /// Whether writes survive a crash of the host.
+        #[serde(with = "StoredDurability")]
         durability: Durability,
     },
     /// A directory or file of the host, by its absolute path.

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use kernel::process::{IdRange, ProcessError, ranges_of, user_namespace};
+use serde::{Deserialize, Serialize};
 
 use crate::bundle::spec::{IdMapping, SpecLinux, SpecNamespace};
 use crate::bundle::user::User;
@@ -94,7 +95,8 @@ pub enum MapError {
 }
 
 /// A map of ids inside a user namespace to ids outside.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub struct IdMap {
     users: Vec<IdRange>,
     groups: Vec<IdRange>,
@@ -285,6 +287,20 @@ impl IdMap {
 impl fmt::Display for IdMap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}\n{}\n", show(&self.users), show(&self.groups))
+    }
+}
+
+impl From<IdMap> for String {
+    fn from(map: IdMap) -> Self {
+        map.to_string()
+    }
+}
+
+impl TryFrom<String> for IdMap {
+    type Error = MapError;
+
+    fn try_from(text: String) -> Result<Self, MapError> {
+        text.parse()
     }
 }
 

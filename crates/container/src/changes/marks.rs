@@ -5,7 +5,7 @@ use store::Who;
 /// Xattr namespace of an overlay's marks. Source: Linux `fs/overlayfs/overlayfs.h`, `OVL_XATTR_TRUSTED_PREFIX` and
 /// `OVL_XATTR_USER_PREFIX`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Keeping {
+pub(crate) enum Keeping {
     /// Overlays of root.
     Trusted,
     /// Overlays in user namespaces.
@@ -14,7 +14,7 @@ pub(super) enum Keeping {
 
 impl Keeping {
     /// Returns the namespace for overlays that this user may have made.
-    pub(super) fn for_user(who: Who) -> Self {
+    pub(crate) fn for_user(who: Who) -> Self {
         if who.is_host_root() { Self::Trusted } else { Self::User }
     }
 
@@ -30,11 +30,11 @@ impl Keeping {
 /// marks without it. Source: `OVL_XATTR_ESCAPE_PREFIX`.
 const ESCAPE: &[u8] = b"overlay.";
 
-pub(super) type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
+pub(crate) type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// Whether entries of the image are visible in a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum Opaque {
+pub(crate) enum Opaque {
     /// The entries of lower layers are visible.
     #[default]
     No,
@@ -45,18 +45,18 @@ pub(super) enum Opaque {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Marks {
-    pub(super) opaque: Opaque,
+pub(crate) struct Marks {
+    pub(crate) opaque: Opaque,
     /// Path in the image of the directory, or of the file with the data: absolute, or a name in the same directory.
-    pub(super) redirect: Option<Vec<u8>>,
+    pub(crate) redirect: Option<Vec<u8>>,
     /// Whether the file has only metadata, and its data is in the image.
-    pub(super) is_metacopy: bool,
+    pub(crate) is_metacopy: bool,
     /// Whether the file is a whiteout, in a directory that is [`Opaque::Marked`].
-    pub(super) is_whiteout: bool,
+    pub(crate) is_whiteout: bool,
 }
 
 /// Separates marks from the file's own xattrs, which are returned in byte order of their names.
-pub(super) fn split(xattrs: Pairs, keeping: Keeping) -> (Marks, Pairs) {
+pub(crate) fn split(xattrs: Pairs, keeping: Keeping) -> (Marks, Pairs) {
     let mut marks = Marks::default();
     let mut own = Pairs::new();
     for (name, value) in xattrs {

@@ -10,7 +10,7 @@
 
 mod content;
 mod ids;
-mod marks;
+pub(crate) mod marks;
 mod read;
 mod walk;
 

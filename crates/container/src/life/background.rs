@@ -23,7 +23,7 @@ use crate::life::causes;
 use crate::life::init_signals::Terms;
 use crate::life::log::{Log, add_sentence};
 use crate::life::monitor::{DISCONNECTED, Deadline, Prepared, RunError, Start, kill, prepare};
-use crate::life::state::{Code, End, State};
+use crate::life::state::{Code, End, State, StateBefore};
 use crate::plan::Stop;
 use crate::runtime::call::{
     ANSWER, Asked, DELETION, HeldFolder, KILLING, add_log, ask, chain, command, complaint,
@@ -467,6 +467,8 @@ pub(crate) fn bury_within(
 ) -> std::io::Result<bool> {
     let (folder, id) = (dir.path(), dir.id());
     if is_over(folder) {
+        // A start of the container may have been interrupted before its program ran.
+        StateBefore::restore(folder)?;
         return Ok(true);
     }
     crate::life::end::teardown::forget_earlier_boot(dir);
@@ -477,6 +479,8 @@ pub(crate) fn bury_within(
     {
         state.finish(None, now, folder)?;
     }
+    // A start in the folder of an ended container may have been interrupted.
+    StateBefore::restore(folder)?;
     if is_clear {
         note_over(folder, id);
     }

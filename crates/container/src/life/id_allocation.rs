@@ -14,7 +14,15 @@ use crate::plan::IdsChoice;
 #[derive(Debug)]
 pub struct Claim {
     pub map: IdMap,
-    _lock: File,
+    /// `None` for a map that is already noted.
+    _lock: Option<File>,
+}
+
+impl Claim {
+    /// Returns the claim of a container that has had this map before.
+    pub(crate) const fn of_kept(map: IdMap) -> Self {
+        Self { map, _lock: None }
+    }
 }
 
 /// Reason why a container cannot get a map.
@@ -60,20 +68,41 @@ impl IdsChoice {
             Self::Auto(size) => {
                 let (users, groups) = (entries("/etc/subuid")?, entries("/etc/subgid")?);
                 let files = SubIdFiles { users: &users, groups: &groups };
-                auto(files, *size, &taken(store)?).map_err(ClaimError::Auto)?
+                let taken = taken(store)?;
+                let all = [&taken.living[..], &taken.kept].concat();
+                let chosen = auto(files, *size, &all);
+                // A container that has ended keeps its range as long as there are others.
+                chosen
+                    .or_else(|_full| auto(files, *size, &taken.living))
+                    .map_err(ClaimError::Auto)?
             }
         };
         // Runtimes need a root in the map, and their own error messages are unclear.
         map.root().map_err(ClaimError::Map)?;
-        Ok(Some(Claim { map, _lock: lock }))
+        Ok(Some(Claim { map, _lock: Some(lock) }))
     }
 }
 
-/// Returns the maps of all running containers.
-fn taken(store: &Store) -> Result<Vec<IdMap>, ContainerError> {
-    let containers = store.containers.all()?.into_iter();
-    let alive = containers.filter(|(_, _, liveness)| *liveness == Liveness::Alive);
-    Ok(alive.filter_map(|(id, ..)| IdMap::noted(&folder::path(store, &id))).collect())
+/// Maps of containers.
+#[derive(Debug, Default)]
+struct TakenMaps {
+    /// Maps of running containers.
+    living: Vec<IdMap>,
+    /// Maps of containers that have ended, and can be started again.
+    kept: Vec<IdMap>,
+}
+
+fn taken(store: &Store) -> Result<TakenMaps, ContainerError> {
+    let mut taken = TakenMaps::default();
+    for (id, record, liveness) in store.containers.all()? {
+        let maps = match liveness {
+            Liveness::Alive => &mut taken.living,
+            Liveness::Dead if record.keep => &mut taken.kept,
+            Liveness::Dead => continue,
+        };
+        maps.extend(IdMap::noted(&folder::path(store, &id)));
+    }
+    Ok(taken)
 }
 
 /// Interval between attempts to lock.

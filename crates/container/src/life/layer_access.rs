@@ -1,19 +1,24 @@
 //! Reads a container's changes against its image: while it runs (paused if the caller wants), or after its end.
 
 use std::io::{PipeReader, Write};
+use std::os::fd::AsFd as _;
 use std::sync::atomic::AtomicBool;
 
 use image::erofs::read;
 use image::tree::Tree;
-use store::{ContainerDir, ContainerError, OpenImage, OpenImageError, OperationError, Store};
+use store::{
+    ContainerDir, ContainerError, ContainerSnapshotError, OpenImage, OpenImageError,
+    OperationError, Store,
+};
 
-use crate::backoff::GLANCE;
 use crate::bundle::spec::RuntimeSpec;
 use crate::changes::{self, ChangesError, Owners, Report, Upper};
 use crate::life::background;
 use crate::life::cgroup::pause::{PauseError, Paused, pause};
-use crate::life::lookup::{KnownContainer, KnownError, find_container};
+use crate::life::lookup::{KnownContainer, KnownError, find_at_rest, find_container};
 use crate::life::writable_layer::Changes;
+use crate::snapshot::Share;
+use crate::snapshot::take::{self, LongWork, TakeError};
 
 /// A container whose changes are read, with the necessary resources.
 #[derive(Debug)]
@@ -57,6 +62,18 @@ pub enum LookError {
     Image(Box<OpenImageError>),
     #[error(transparent)]
     Failed(#[from] OperationError),
+    /// The changes cannot be copied.
+    #[error(transparent)]
+    Copy(Box<TakeError>),
+    /// The snapshots below the container's changes cannot be opened.
+    #[error(transparent)]
+    Snapshot(#[from] ContainerSnapshotError),
+    /// The container keeps running, and its changes cannot be merged with the snapshots below.
+    #[error(
+        "container {0} was made from a snapshot, so its changes cannot be read while it keeps \
+        running: leave --no-pause out, or stop it"
+    )]
+    Moving(String),
     /// The container cannot be paused.
     #[error(
         "cannot pause container {id}: with --no-pause it keeps running, and a file that changes \
@@ -69,16 +86,20 @@ pub enum LookError {
 }
 
 /// Opens the changes of the container with this name, or with an id that starts with `name`. The store `images`
-/// contains its image. `now` returns the time, in seconds since 1970. This process must have only one thread, because
-/// it forks a child that resumes a paused container.
+/// contains its image. `now` returns the time, in seconds since 1970. This process must have only one thread while
+/// `work` runs nothing, because it forks a child that resumes a paused container.
+///
+/// The changes of a running container are copied first, so that it is frozen only for a moment. In a store that this
+/// process cannot write to, it is paused until the changes are read.
 pub fn look(
     store: &Store,
     images: &Store,
     name: &str,
     meanwhile: Meanwhile,
+    work: &LongWork<'_>,
     now: &dyn Fn() -> i64,
 ) -> Result<LookedContainer, LookError> {
-    let found = find_container(store, name)?;
+    let (found, lock) = find_at_rest(store, name, &|| false)?;
     let record = found.record.as_ref().ok_or_else(|| LookError::Damaged(found.id.clone()))?;
     let image =
         images.open_image(&record.image).map_err(|error| LookError::Image(Box::new(error)))?;
@@ -91,21 +112,53 @@ pub fn look(
         spec.map_err(OperationError::of("read the configuration of container", &found.id))?;
     let ids = Owners::of_bundle(&spec.linux);
     let failed = OperationError::of("read the changes of container", &found.id);
-    let (changes, paused, lock) = if found.is_watched() {
-        let changes = Changes::of_running(&found.folder).map_err(failed)?;
-        let paused = match meanwhile {
-            Meanwhile::GoesOn => None,
-            Meanwhile::Stands => stand(store, &found)?,
-        };
-        (changes, paused, None)
-    } else {
-        let lock = lock(store, &found.id)?;
-        // The monitor may have been killed, with or without the container.
-        background::bury(&lock, now())
-            .map_err(OperationError::of("read the changes of container", &found.id))?;
-        (Changes::of_ended(lock.path()).map_err(failed)?, None, Some(lock))
+    let chain = match &record.snapshot {
+        Some(below) => store.container_snapshots.chain(below)?,
+        None => Vec::new(),
+    };
+    let (changes, paused) = match &lock {
+        None if meanwhile == Meanwhile::Stands && store.is_writable() => {
+            (copy(store, &found, work)?, None)
+        }
+        None => {
+            let changes = Changes::of_running(&found.folder).map_err(failed)?;
+            let paused = match meanwhile {
+                Meanwhile::GoesOn if !chain.is_empty() => {
+                    return Err(LookError::Moving(found.id.clone()));
+                }
+                Meanwhile::GoesOn => None,
+                Meanwhile::Stands => stand(store, &found)?,
+            };
+            (changes, paused)
+        }
+        Some(lock) => {
+            // The monitor may have been killed, with or without the container.
+            background::bury(lock, now())
+                .map_err(OperationError::of("read the changes of container", &found.id))?;
+            (Changes::of_ended(lock.path()).map_err(failed)?, None)
+        }
+    };
+    let changes = match &*chain {
+        [] => changes,
+        chain => {
+            let upper = changes.directory();
+            let merged = take::merged(store, &found.id, upper, chain, Share::Link, work);
+            let (merged, _) = merged.map_err(|error| LookError::Copy(Box::new(error)))?;
+            Changes::of_copy(merged)?
+        }
     };
     Ok(LookedContainer { tree, ids, changes, paused, _lock: lock, image, found })
+}
+
+/// Copies the changes of a running container.
+fn copy(store: &Store, found: &KnownContainer, work: &LongWork<'_>) -> Result<Changes, LookError> {
+    let draft = store.container_snapshots.draft()?;
+    let to = draft.upper()?;
+    match take::of_running(store, found, to.as_fd(), work) {
+        Ok(_copied) => Ok(Changes::of_copy(draft)?),
+        Err(TakeError::Freeze { id, source }) => Err(LookError::Pause { id, source }),
+        Err(error) => Err(LookError::Copy(Box::new(error))),
+    }
 }
 
 /// Pauses a container. Returns `None` if it has ended.
@@ -119,16 +172,6 @@ fn stand(store: &Store, found: &KnownContainer) -> Result<Option<Paused>, LookEr
             Ok(None)
         }
         Err(source) => Err(LookError::Pause { id: found.id.clone(), source }),
-    }
-}
-
-/// Locks the folder of an ended container. Waits until the container's data is on disk.
-fn lock(store: &Store, id: &str) -> Result<ContainerDir, ContainerError> {
-    loop {
-        match store.containers.lock(id)? {
-            Some(folder) => return Ok(folder),
-            None => std::thread::sleep(GLANCE),
-        }
     }
 }
 

@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use kernel::process::{Holder, Process, Signal};
 use kernel::usage::usage_of;
-use store::{ContainerError, ContainerRecord, Liveness, OperationError, Store};
+use store::{ContainerDir, ContainerError, ContainerRecord, Liveness, OperationError, Store};
 
 use crate::backoff::GLANCE;
 use crate::bundle::spec::RuntimeSpec;
 use crate::folder::{self, LAYER};
 use crate::life::cgroup::{cgroups, pause};
 use crate::life::end::teardown;
-use crate::life::state::{Reason, State};
+use crate::life::state::{Reason, State, StateBefore};
 use crate::life::writable_layer::{self, Changes, WritesPlace};
 use crate::life::{background, init_signals};
 use crate::runtime::call::KILLING;
@@ -87,6 +87,8 @@ pub struct KnownContainer {
     pub folder: PathBuf,
     /// `None` before the container has started, and for a container in the foreground.
     pub state: Option<State>,
+    /// Whether the container was only created, and has never been started.
+    pub is_created: bool,
     /// Whether the program runs although the monitor is gone.
     pub is_unwatched: bool,
 }
@@ -99,14 +101,25 @@ impl KnownContainer {
         liveness: Liveness,
     ) -> Result<Self, KnownError> {
         let folder = folder::path(store, &id);
-        let state = load_state(&folder, &id)?;
+        let mut state = load_state(&folder, &id)?;
+        let mut is_created = false;
+        // A command that reads a container at rest holds its lock.
+        if state.is_none() && (liveness == Liveness::Dead || background::is_over(&folder)) {
+            let failed = |source| KnownError::State { id: id.clone(), source };
+            match StateBefore::load(&folder).map_err(failed)? {
+                StateBefore::Created => is_created = true,
+                // A start in this folder was interrupted.
+                StateBefore::Ended(before) => state = Some(before),
+                StateBefore::None | StateBefore::Unknown => {}
+            }
+        }
         let is_over = state.as_ref().is_some_and(|it| it.finished.is_some());
         let is_unwatched = liveness == Liveness::Dead
             && record.is_some()
             && !is_over
             && !background::is_over(&folder)
             && first_process(&folder, state.as_ref()).is_some();
-        Ok(Self { id, record, liveness, folder, state, is_unwatched })
+        Ok(Self { id, record, liveness, folder, state, is_created, is_unwatched })
     }
 
     /// Whether the program runs.
@@ -120,11 +133,11 @@ impl KnownContainer {
     pub fn is_watched(&self) -> bool {
         // If the program has ended, the monitor is taking the container down.
         let is_over = self.state.as_ref().is_some_and(|it| it.finished.is_some());
-        self.liveness == Liveness::Alive && !is_over
+        self.liveness == Liveness::Alive && !is_over && !self.is_created
     }
 
-    /// `running`, `unwatched` (the program runs, but its monitor is gone), `exited`, `lost` (the program has ended,
-    /// and its exit code is unknown), or `damaged`.
+    /// `created` (the container has never been started), `running`, `unwatched` (the program runs, but its monitor is
+    /// gone), `exited`, `lost` (the program has ended, and its exit code is unknown), or `damaged`.
     #[must_use]
     pub fn status(&self) -> &'static str {
         if self.record.is_none() {
@@ -132,6 +145,7 @@ impl KnownContainer {
         }
         match (&self.state, self.liveness) {
             (Some(State { finished: Some(_), code: Some(_), .. }), _) => "exited",
+            _ if self.is_created => "created",
             (_, Liveness::Alive) => "running",
             _ if self.is_unwatched => "unwatched",
             (_, Liveness::Dead) => "lost",
@@ -197,8 +211,11 @@ impl KnownContainer {
         if !self.record.as_ref().is_some_and(|it| it.keep) {
             return Ok(true);
         }
-        let state = self.state_now()?;
-        Ok(!matches!(state, Some(State { finished: Some(_), .. })))
+        Ok(match self.state_now()? {
+            Some(state) => state.finished.is_none(),
+            // A container that is started again counts as at rest until the runtime may be called.
+            None => !background::is_over(&self.folder),
+        })
     }
 
     /// Returns the current state.
@@ -356,6 +373,27 @@ pub fn find_container(store: &Store, name: &str) -> Result<KnownContainer, Known
     Err(KnownError::Absent { name: name.to_owned(), nearest })
 }
 
+/// Finds a container, and locks its folder if the container is at rest. Waits for other commands that hold the lock,
+/// and until the container's data is on the disk. One of these commands may start the container.
+pub fn find_at_rest(
+    store: &Store,
+    name: &str,
+    is_asked_to_end: &dyn Fn() -> bool,
+) -> Result<(KnownContainer, Option<ContainerDir>), KnownError> {
+    let mut found = find_container(store, name)?;
+    while !found.is_watched() {
+        if let Some(folder) = store.containers.lock(&found.id)? {
+            return Ok((found, Some(folder)));
+        }
+        if is_asked_to_end() {
+            return Err(KnownError::Interrupted(found.id));
+        }
+        std::thread::sleep(GLANCE);
+        found = find_container(store, &found.id)?;
+    }
+    Ok((found, None))
+}
+
 /// Returns the distance between `typed` and the name `id`, if `id` may be meant.
 fn likeness(typed: &str, id: &str) -> Option<usize> {
     let is_beginning = !typed.is_empty() && id.starts_with(typed);
@@ -439,8 +477,17 @@ pub fn remove(
             // Another command has removed the container.
             Err(ContainerError::Absent(_)) => return Ok(false),
             Ok(None) if since.elapsed() < DEATH => {
-                // Data that is still on its way to the disk is not needed any more.
-                writable_layer::give_up(&known.folder);
+                if known.is_alive(store)? {
+                    // Another command has started the container again.
+                    if if_running == IfRunning::Refuse {
+                        return Err(KnownError::Runs(id.clone()));
+                    }
+                    drop(background::unwant(&known.folder));
+                    known.kill(store)?;
+                } else {
+                    // Data that is still on its way to the disk is not needed any more.
+                    writable_layer::give_up(&known.folder);
+                }
                 std::thread::sleep(GLANCE);
             }
             Ok(None) => return Err(KnownError::InUse(id.clone())),
@@ -506,6 +553,7 @@ mod tests {
             record: None,
             liveness: Liveness::Alive,
             folder: folder.to_owned(),
+            is_created: false,
             state: monitor.map(|monitor| {
                 let state =
                     json!({"monitor": monitor, "pid": 0, "started": 0, "stop_signal": "TERM"});

@@ -10,10 +10,13 @@ use std::time::Duration;
 use kernel::process::{Signals, UserNamespace, Who};
 use rustix::rand::{GetRandomFlags, getrandom};
 use store::{
-    ContainerDir, ContainerError, ContainerRecord, OperationError, PermittedImage, Seconds, Store,
+    ContainerDir, ContainerError, ContainerRecord, ContainerSnapshot, ContainerSnapshotError,
+    OperationError, PermittedImage, Seconds, Store,
 };
 
 use crate::boot_cache::Notes;
+use crate::bundle::config::ImageConfig;
+use crate::bundle::etc_files;
 use crate::bundle::mounts::{MountPoints, mount_points};
 use crate::bundle::security::of_caller;
 use crate::bundle::spec::RuntimeSpec;
@@ -24,17 +27,19 @@ use crate::folder::{self, FILESTORE};
 use crate::life::cgroup::cgroups;
 use crate::life::end::reap::share;
 use crate::life::filestores::{Filestores, MountRequestError, volumes};
-use crate::life::id_allocation::ClaimError;
+use crate::life::id_allocation::{Claim, ClaimError};
+use crate::life::kept::{EnterError, EnteredFolder, KeptContainer};
 use crate::life::mount_staging::Stage;
 use crate::life::terminal;
-use crate::life::writable_layer;
+use crate::life::writable_layer::{KeptError, WritesPlace};
 use crate::network::{Pasta, Ports};
-use crate::plan::{ContainerPlan, InitChoice, Stop};
+use crate::plan::{ContainerPlan, InitChoice, PlanError, Stop};
+use crate::request::StoredRequest;
 use crate::root::filestore::{self, Backing};
 use crate::root::headroom::Headroom;
 use crate::root::{
-    MakeRootError, PlaceError, Root, Shape, TrustedImage, Via, WritableChoice, WritablePlace, make,
-    may_have_acl, warm,
+    BetweenOwners, MakeRootError, PlaceError, Root, Shape, TrustedImage, Via, WritableChoice,
+    WritablePlace, make, may_have_acl, warm,
 };
 use crate::runtime::init::{self, InitError};
 use crate::runtime::{Kind, Runtime};
@@ -81,6 +86,10 @@ pub struct Ready {
     pub(crate) notes: Option<Notes>,
     pub(crate) log_size: Option<NonZeroU64>,
     pub(crate) keep: bool,
+    /// Lock file of a container that is started again; the folder of a new one has its own.
+    pub(crate) lock: Option<OwnedFd>,
+    /// Whether the container existed before, so that a failed start must not remove it.
+    pub(crate) is_again: bool,
     /// Held for the container's whole life, like `directory`.
     pub(crate) image: TrustedImage,
     pub(crate) directory: Option<OwnedFd>,
@@ -126,6 +135,18 @@ pub enum PrepareError {
     /// The folder cannot be created.
     #[error(transparent)]
     Folder(#[from] ContainerError),
+    /// A snapshot below the writable layer cannot be used.
+    #[error(transparent)]
+    Snapshot(#[from] ContainerSnapshotError),
+    /// The settings of a container that is started again contradict each other.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The writable layer of a container that is started again cannot be used.
+    #[error("cannot start container {id} with its own changes")]
+    Kept { id: String, source: KeptError },
+    /// The folder of a container that is started again cannot be used.
+    #[error(transparent)]
+    Enter(#[from] EnterError),
     #[error(transparent)]
     Failed(#[from] OperationError),
 }
@@ -160,15 +181,94 @@ pub fn prepare(
     signals: Arc<Signals>,
     around: &CallerEnvironment<'_>,
 ) -> Result<Ready, PrepareError> {
+    let stored = StoredRequest::encode(&runtime.path, &plan.wish)?;
+    let spot = Spot::New { stored };
+    prepare_in(store, image, plan, StartInputs { runtime, living, signals }, spot, around)
+}
+
+/// Prepares a container that has ended, or was only created, in its own folder: with its settings, its ids, its
+/// network and its changes. `config` is the configuration of the image. The other parameters are those of [`prepare`].
+///
+/// If this fails, the container stays as it was.
+pub fn restart(
+    store: &Store,
+    image: AdmittedImage<'_>,
+    config: ImageConfig,
+    kept: KeptContainer,
+    living: &[String],
+    signals: Arc<Signals>,
+    around: &CallerEnvironment<'_>,
+) -> Result<Ready, PrepareError> {
+    let runtime = kept.runtime().clone();
+    let plan = ContainerPlan::new(config, kept.request().clone(), runtime.kind)?;
+    let spot = Spot::Kept(Box::new(kept));
+    prepare_in(store, image, plan, StartInputs { runtime, living, signals }, spot, around)
+}
+
+/// What the starts of new and of kept containers share.
+struct StartInputs<'a> {
+    runtime: Runtime,
+    living: &'a [String],
+    signals: Arc<Signals>,
+}
+
+/// The folder of a container that is prepared.
+enum Spot {
+    /// A new folder, which gets these stored settings.
+    New { stored: Vec<u8> },
+    /// The folder that the container had before.
+    Kept(Box<KeptContainer>),
+}
+
+impl Spot {
+    fn place(
+        &self,
+        store: &Store,
+        wish: &WritableChoice,
+        around: &CallerEnvironment<'_>,
+    ) -> Result<WritablePlace, PrepareError> {
+        match self {
+            Self::New { .. } => Ok(wish.make(store, Backing::Ahead, around.search)?),
+            Self::Kept(kept) => {
+                let failed = |source| PrepareError::Kept { id: kept.id().to_owned(), source };
+                kept.place(around.remark).map_err(failed)
+            }
+        }
+    }
+}
+
+/// Returns the snapshots below a writable layer, uppermost first. As long as they are open, no command removes them.
+fn snapshots(
+    store: &Store,
+    uppermost: Option<&str>,
+) -> Result<Vec<ContainerSnapshot>, ContainerSnapshotError> {
+    uppermost.map_or_else(|| Ok(Vec::new()), |id| store.container_snapshots.chain(id))
+}
+
+fn prepare_in(
+    store: &Store,
+    image: AdmittedImage<'_>,
+    plan: ContainerPlan,
+    start: StartInputs<'_>,
+    spot: Spot,
+    around: &CallerEnvironment<'_>,
+) -> Result<Ready, PrepareError> {
     let ContainerPlan { mut wish, image: config, user, space, stop, timeout, places } = plan;
+    let StartInputs { runtime, living, signals } = start;
     if store.path().to_str().is_none() {
         return Err(PrepareError::Name(store.path().to_owned()));
     }
     let AdmittedImage { store: images, image } = image;
     let image = TrustedImage::to_run(images, image, wish.trust.clone())?;
-    let place = wish.writable.make(store, Backing::Ahead, around.search)?;
+    let below = snapshots(store, wish.snapshot.as_deref())?;
+    let uppers = below.iter().map(ContainerSnapshot::upper).collect::<Result<Vec<_>, _>>()?;
+    let between: Vec<_> = uppers.iter().map(|it| it.as_fd()).collect();
+    let place = spot.place(store, &wish.writable, around)?;
     let files = Filestores::make(store, &wish.mounts, around.search)?;
-    let claim = wish.ids.claim(store, around.is_asked_to_end)?;
+    let claim = match &spot {
+        Spot::New { .. } => wish.ids.claim(store, around.is_asked_to_end)?,
+        Spot::Kept(kept) => kept.claim(),
+    };
     let map = claim.as_ref().map(|it| &it.map);
     let shared = share(store, living, image.image().id);
     let working_dir = wish.bundle.working_dir.as_ref().unwrap_or(&config.working_dir);
@@ -181,7 +281,8 @@ pub fn prepare(
         space,
         places: &points.places,
         claimed: &points.claimed,
-        between: &[],
+        between: &between,
+        between_owners: BetweenOwners::Host,
         via: around.via,
         source: None,
     };
@@ -203,7 +304,9 @@ pub fn prepare(
     bundle.map = map.cloned();
     bundle.own = own;
     cgroups::limit(&mut bundle, &wish.id, around.unique, around.remark);
-    bundle.names = stage.set_names(wish.names);
+    let names =
+        wish.names.as_ref().map(|names| etc_files::files(names, &bundle.network, &bundle.hostname));
+    bundle.names = stage.set_names(names.transpose()?.unwrap_or_default());
     let terminal = bundle.terminal;
     let (process, mut spec) =
         configure(root.mount.as_fd(), &stage.root(), &config, &bundle, &user)?;
@@ -213,37 +316,37 @@ pub fn prepare(
     if terminal == Terminal::New {
         terminal::note_size(&mut spec.process, around.terminal);
     }
-    let found = image.found();
-    let record = ContainerRecord {
-        image: found.image,
-        manifest: found.manifest,
-        name: found.name.as_ref().map(ToString::to_string),
-        created: around.now,
-        keep: wish.keep,
-        shared: (!images.is_own()).then(|| images.path().display().to_string()),
-        boot: kernel::process::boot_id(),
-    };
     let id = std::mem::take(&mut wish.id);
-    let folder = store.create_container(&id, &record)?;
-    let path = folder.path().to_owned();
-    let unnamed = OperationError::at("keep a filestore in", &path);
-    if let WritablePlace::Filestore(file, _) = &place {
-        filestore::name(file.as_fd(), folder.fd(), FILESTORE).map_err(unnamed)?;
-    }
-    let place = place.settle(&folder)?;
-    files.name(&folder).map_err(unnamed)?;
-    if let Some(claim) = claim {
-        let object = format!("the ids of {id} in {}", path.display());
-        claim.map.note(&path).map_err(OperationError::of("record", &object))?;
-    }
-    kept_place(&place, &wish.writable, &root)
-        .and_then(|place| place.save(&path))
-        .map_err(OperationError::at("write in", &path))?;
-    if let Some(pasta) = &wish.pasta {
-        Ports::note(&pasta.ports, &path).map_err(OperationError::at("write in", &path))?;
-    }
+    let entered = match spot {
+        Spot::New { stored } => {
+            let found = image.found();
+            let record = ContainerRecord {
+                image: found.image,
+                manifest: found.manifest,
+                name: found.name.as_ref().map(ToString::to_string),
+                created: around.now,
+                keep: wish.keep,
+                shared: (!images.is_own()).then(|| images.path().display().to_string()),
+                boot: kernel::process::boot_id(),
+                snapshot: wish.snapshot,
+            };
+            let folder = store.create_container(&id, &record)?;
+            let new =
+                NewFolder { folder: &folder, stored: &stored, claim, pasta: wish.pasta.as_ref() };
+            let directory = new.fill(place, &wish.writable, &root)?;
+            (EnteredFolder { folder, lock: None }, directory, false)
+        }
+        Spot::Kept(kept) => (kept.enter(store)?, place.into_locked(), true),
+    };
+    let (entered, directory, is_again) = entered;
+    let path = entered.folder.path().to_owned();
+    files.name(&entered.folder).map_err(OperationError::at("keep a filestore in", &path))?;
     let headrooms = root.doomed.headroom(&path.join(FILESTORE))?;
     let headrooms = headrooms.into_iter().chain(Filestores::headrooms(&path, &stage)?).collect();
+    entered.begin()?;
+    // The container's record now protects them.
+    drop(below);
+    let EnteredFolder { folder, lock } = entered;
     Ok(Ready {
         id,
         folder,
@@ -263,9 +366,48 @@ pub fn prepare(
         notes: around.notes.cloned(),
         log_size: wish.log_size,
         keep: wish.keep,
+        lock,
+        is_again,
         image,
-        directory: place.into_locked(),
+        directory,
     })
+}
+
+/// The folder of a new container, with what it keeps.
+struct NewFolder<'a> {
+    folder: &'a ContainerDir,
+    stored: &'a [u8],
+    claim: Option<Claim>,
+    pasta: Option<&'a Pasta>,
+}
+
+impl NewFolder<'_> {
+    /// Writes the files that later commands need, and moves the writable layer into the folder. Returns the layer's
+    /// locked directory.
+    fn fill(
+        self,
+        place: WritablePlace,
+        wish: &WritableChoice,
+        root: &Root,
+    ) -> Result<Option<OwnedFd>, PrepareError> {
+        let path = self.folder.path();
+        let failed = OperationError::at("write in", path);
+        if let WritablePlace::Filestore(file, _) = &place {
+            let named = filestore::name(file.as_fd(), self.folder.fd(), FILESTORE);
+            named.map_err(OperationError::at("keep a filestore in", path))?;
+        }
+        let place = place.settle(self.folder)?;
+        if let Some(claim) = self.claim {
+            let object = format!("the ids of {} in {}", self.folder.id(), path.display());
+            claim.map.note(path).map_err(OperationError::of("record", &object))?;
+        }
+        kept_place(&place, wish, root).and_then(|place| place.save(path)).map_err(failed)?;
+        if let Some(pasta) = self.pasta {
+            Ports::note(&pasta.ports, path).map_err(failed)?;
+        }
+        StoredRequest::write(self.stored, path).map_err(failed)?;
+        Ok(place.into_locked())
+    }
 }
 
 /// Returns a random id of twelve hexadecimal digits, which is unique with very high probability.
@@ -296,24 +438,22 @@ pub fn add_init(
     Ok(())
 }
 
-/// Returns the location of the container's writes, for commands that read them later.
+/// Returns the location of a new container's writes, for commands that read them later.
 fn kept_place(
     place: &WritablePlace,
     wish: &WritableChoice,
     root: &Root,
-) -> std::io::Result<writable_layer::WritesPlace> {
+) -> std::io::Result<WritesPlace> {
     match (place, wish, root.doomed.upper()) {
-        (WritablePlace::Memory(_), ..) => Ok(writable_layer::WritesPlace::Memory),
-        (WritablePlace::Filestore(..), ..) => {
-            Ok(writable_layer::WritesPlace::Filestore { lost: false })
-        }
+        (WritablePlace::Memory(_), ..) => Ok(WritesPlace::Memory),
+        (WritablePlace::Filestore(..), ..) => Ok(WritesPlace::Filestore { lost: false }),
         (WritablePlace::Directory(..), WritableChoice::Directory(path, _), Some(upper)) => {
-            writable_layer::WritesPlace::directory(&std::path::absolute(path)?, upper)
+            WritesPlace::directory(&std::path::absolute(path)?, upper)
         }
         (WritablePlace::Directory(..), WritableChoice::Folder(..), _) => {
-            Ok(writable_layer::WritesPlace::Folder { lost: false })
+            Ok(WritesPlace::Folder { lost: false })
         }
-        _ => Ok(writable_layer::WritesPlace::None),
+        _ => Ok(WritesPlace::None),
     }
 }
 

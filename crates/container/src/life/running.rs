@@ -12,16 +12,17 @@ use std::thread::JoinHandle;
 
 use kernel::process::Exit;
 use kernel::terminal::Modes;
-use store::ContainerError;
+use store::{ContainerError, OperationError};
 
 use crate::bundle::spec::RuntimeSpec;
+use crate::folder::CONFIG;
 use crate::life::background::{self, Last};
 use crate::life::end::ended::{Ended, LOST, Runs};
 use crate::life::end::teardown;
 use crate::life::log::add_sentence;
 use crate::life::monitor::{self, FAILED, RunError, Start};
 use crate::life::prepare::Ready;
-use crate::life::state::{End, Reason};
+use crate::life::state::{End, Reason, StateBefore};
 use crate::life::terminal::Keeper;
 use crate::life::writable_layer;
 use crate::runtime::call::chain;
@@ -81,7 +82,7 @@ impl Ready {
         Start {
             id: &self.id,
             folder: &self.path,
-            lock: self.folder.lock(),
+            lock: self.lock.as_ref().map(|it| it.as_fd()).or_else(|| self.folder.lock()),
             root: &self.root.mount,
             stage: &self.stage,
             process: &self.process,
@@ -104,9 +105,9 @@ impl Ready {
     }
 
     fn into_ended(self) -> Ended {
-        let Self { id, folder, path, root, stage, headrooms, image, directory, .. } = self;
-        let (_image, _directory) = (image, directory);
-        Ended { id, folder, path, root, stage, headrooms, _image, _directory }
+        let Self { id, folder, path, root, stage, headrooms, image, directory, lock, .. } = self;
+        let (_image, _directory, _lock) = (image, directory, lock);
+        Ended { id, folder, path, root, stage, headrooms, _image, _directory, _lock }
     }
 
     /// Runs the container to its end in the foreground of this process, which moves into a new mount namespace, and
@@ -146,7 +147,7 @@ impl Ready {
         // A container that was reported as running is kept, even if its exit code is unknown.
         let has_started = report.is_none();
         let is_unwanted = background::is_unwanted(&self.path);
-        let keep = self.keep && has_started && !is_unwanted;
+        let keep = self.keep && (has_started || self.is_again) && !is_unwanted;
         let mut refusal = Vec::new();
         let end = match result {
             Ok(end) => {
@@ -173,6 +174,7 @@ impl Ready {
         let over = self.into_ended();
         if keep {
             over.rest(lost, is_told);
+            tell(report, &refusal);
             return;
         }
         let untold = Cell::new(Some((report, end_report)));
@@ -193,6 +195,22 @@ impl Ready {
             tracing::warn!(%error, "cannot remove the container's directory: `quire gc` removes it");
             tell_end();
         }
+    }
+
+    /// Keeps the new container at rest, so that a later command starts it.
+    ///
+    /// # Errors
+    /// [`OperationError`]; the next command removes the container then.
+    pub fn keep(mut self) -> Result<(), OperationError> {
+        // Commands read the container's command and owners from this file. The monitor writes it again.
+        self.spec.linux.seccomp = None;
+        serde_json::to_vec(&self.spec)
+            .map_err(Into::into)
+            .and_then(|config| std::fs::write(self.path.join(CONFIG), config))
+            .and_then(|()| StateBefore::note_created(&self.path))
+            .map_err(OperationError::at("write in", &self.path))?;
+        self.into_ended().rest(false, false);
+        Ok(())
     }
 
     /// Offers this process's mount of the image to other containers, and the upper directory to other commands.

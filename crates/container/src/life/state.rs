@@ -7,7 +7,7 @@ use std::path::Path;
 use kernel::process::{Exit, ProcessIdentity};
 use serde::{Deserialize, Serialize};
 
-use crate::folder::{CODE, STATE, STATE_NEXT};
+use crate::folder::{CODE, STATE, STATE_BEFORE, STATE_NEXT};
 
 /// Word in the code's file if the disk has lost data of the container.
 const LOST: &str = "lost";
@@ -112,6 +112,90 @@ impl Reason {
     }
 }
 
+/// State of a container whose start is not complete, from before the start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StateBefore {
+    /// The start is not a start in the folder of an earlier container, or it is complete.
+    None,
+    /// The container was created, and has never run.
+    Created,
+    /// The container had ended.
+    Ended(State),
+    /// A crash of the host has truncated the file.
+    Unknown,
+}
+
+impl StateBefore {
+    /// Reads the state from the folder.
+    pub fn load(folder: &Path) -> std::io::Result<Self> {
+        let bytes = match std::fs::read(folder.join(STATE_BEFORE)) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Self::None),
+            Err(error) => return Err(error),
+        };
+        Ok(match serde_json::from_slice::<Option<State>>(&bytes) {
+            Ok(None) => Self::Created,
+            Ok(Some(state)) => Self::Ended(state),
+            Err(_) => Self::Unknown,
+        })
+    }
+
+    /// Records that a container was created without being started.
+    pub(crate) fn note_created(folder: &Path) -> std::io::Result<()> {
+        std::fs::write(folder.join(STATE_BEFORE), "null")
+    }
+
+    /// Whether the container is to be kept, although it has no state.
+    #[must_use]
+    pub(crate) fn exists(folder: &Path) -> bool {
+        folder.join(STATE_BEFORE).exists()
+    }
+
+    /// Puts the state of a container that has ended aside, because the container is being started again. From now on,
+    /// it counts as not started, and its exit code is unknown to new readers. `wait` may still read the old code,
+    /// because it has the file open.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "after a crash of the host, either name has the state"
+    )]
+    pub(crate) fn put_aside(folder: &Path) -> std::io::Result<()> {
+        let path = folder.join(STATE);
+        let state = match std::fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes).ok(),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        // On a full disk, perhaps only the exit code was recorded.
+        if let Some(whole) = State::load(folder)?
+            && state.as_ref() != Some(&whole)
+        {
+            whole.save(folder)?;
+        }
+        std::fs::rename(path, folder.join(STATE_BEFORE))?;
+        remove_if_there(&folder.join(CODE))
+    }
+
+    /// Restores the state after a start that has failed. Has no effect if the start was complete.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "after a crash of the host, either name has the state"
+    )]
+    pub(crate) fn restore(folder: &Path) -> std::io::Result<()> {
+        if matches!(Self::load(folder)?, Self::Ended(_)) && !folder.join(STATE).exists() {
+            remove_if_there(&folder.join(CODE))?;
+            std::fs::rename(folder.join(STATE_BEFORE), folder.join(STATE))?;
+        }
+        Ok(())
+    }
+}
+
+fn remove_if_there(path: &Path) -> std::io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// How a container ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct End {
@@ -154,6 +238,8 @@ impl State {
             std::fs::remove_file(folder.join(STATE))?;
             return Err(error);
         }
+        // If this fails, the file is ignored, because there is a newer state.
+        drop(std::fs::remove_file(folder.join(STATE_BEFORE)));
         Ok(Code(code))
     }
 
@@ -255,6 +341,63 @@ mod tests {
         assert_eq!(code.read(), Some(137));
         std::fs::write(folder.path().join(STATE), "{").unwrap();
         assert_eq!(State::load(folder.path()).unwrap(), None);
+    }
+
+    fn ended(code: i32) -> State {
+        let text = r#"{"monitor":1,"pid":2,"started":3,"stop_signal":"TERM"}"#;
+        let state = serde_json::from_str::<State>(text).unwrap();
+        State { finished: Some(4), code: Some(code), ..state }
+    }
+
+    #[test]
+    fn a_state_from_before_a_start_comes_back_if_the_start_fails() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        let before = || StateBefore::load(folder).unwrap();
+        // Nothing is put aside if there is nothing.
+        StateBefore::put_aside(folder).unwrap();
+        StateBefore::restore(folder).unwrap();
+        assert_eq!((before(), StateBefore::exists(folder)), (StateBefore::None, false));
+        StateBefore::note_created(folder).unwrap();
+        StateBefore::restore(folder).unwrap();
+        assert_eq!((before(), StateBefore::exists(folder)), (StateBefore::Created, true));
+        assert_eq!(State::load(folder).unwrap(), None);
+        let code = ended(0).begin(folder).unwrap();
+        assert_eq!(before(), StateBefore::None);
+        code.note(&ended(5)).unwrap();
+        ended(5).save(folder).unwrap();
+        for _ in 0..2 {
+            StateBefore::put_aside(folder).unwrap();
+            assert_eq!(
+                (before(), State::load(folder).unwrap()),
+                (StateBefore::Ended(ended(5)), None)
+            );
+            assert!(Code::open(folder).unwrap().is_none());
+        }
+        assert_eq!(code.read(), Some(5));
+        StateBefore::restore(folder).unwrap();
+        assert_eq!((before(), State::load(folder).unwrap()), (StateBefore::None, Some(ended(5))));
+        // A start that is complete is not undone.
+        StateBefore::put_aside(folder).unwrap();
+        std::fs::copy(folder.join(STATE_BEFORE), folder.join("copy")).unwrap();
+        drop(ended(6).begin(folder).unwrap());
+        std::fs::copy(folder.join("copy"), folder.join(STATE_BEFORE)).unwrap();
+        StateBefore::restore(folder).unwrap();
+        assert_eq!(State::load(folder).unwrap(), Some(ended(6)));
+        std::fs::write(folder.join(STATE_BEFORE), [0; 100]).unwrap();
+        assert_eq!(before(), StateBefore::Unknown);
+    }
+
+    /// The exit code is not lost with the file that is removed.
+    #[test]
+    fn a_state_is_complete_before_it_is_put_aside() {
+        let folder = tempfile::tempdir().unwrap();
+        let running = State { finished: None, code: None, ..ended(0) };
+        let code = running.begin(folder.path()).unwrap();
+        code.note(&ended(7)).unwrap();
+        StateBefore::put_aside(folder.path()).unwrap();
+        let StateBefore::Ended(state) = StateBefore::load(folder.path()).unwrap() else { panic!() };
+        assert_eq!(state.code, Some(7));
     }
 
     #[test]

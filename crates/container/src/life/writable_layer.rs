@@ -13,12 +13,13 @@ use kernel::mount::{Detached, Durability, Ext4Options, MountError};
 use rustix::fs::{FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use store::OperationError;
+use store::{ContainerSnapshotDraft, ContainerSnapshotError, OperationError};
 
 use crate::backoff::GLANCE;
 use crate::fd_handoff;
 use crate::folder::{FILESTORE, LAYER, UPPER, WRITABLE};
 use crate::root::upper_dir::{UpperError, at_rest, last_use, open_upper};
+use crate::root::{WritableChoice, WritablePlace};
 
 /// Location of a container's writes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -130,6 +131,8 @@ pub fn offer(folder: &Path, upper: BorrowedFd<'_>) -> std::io::Result<()> {
 #[derive(Debug)]
 pub struct Changes {
     upper: OwnedFd,
+    /// The copy that contains the upper directory, which is removed with this value.
+    _copy: Option<ContainerSnapshotDraft>,
     /// The mount that contains the upper directory. The next field is the lock of a directory.
     _mount: Option<Detached>,
     _lock: Option<OwnedFd>,
@@ -152,7 +155,12 @@ impl Changes {
         if !rustix::fs::fstat(&upper).is_ok_and(is_directory) {
             return Err(KeptError::Offer);
         }
-        Ok(Self { upper, _mount: None, _lock: None })
+        Ok(Self { upper, _copy: None, _mount: None, _lock: None })
+    }
+
+    /// Opens the upper directory in a copy.
+    pub(crate) fn of_copy(copy: ContainerSnapshotDraft) -> Result<Self, ContainerSnapshotError> {
+        Ok(Self { upper: copy.upper()?, _copy: Some(copy), _mount: None, _lock: None })
     }
 
     /// Opens the upper directory of an ended container, whose lock the caller holds.
@@ -167,20 +175,53 @@ impl Changes {
             WritesPlace::Folder { lost: false } => {
                 let opened = lock_directory(&folder.join(LAYER))?;
                 let upper = at_rest(opened.as_fd())?;
-                Ok(Self { upper, _mount: None, _lock: Some(opened) })
+                Ok(Self { upper, _copy: None, _mount: None, _lock: Some(opened) })
             }
-            WritesPlace::Directory { path, device, inode, last_use: own } => {
-                let opened = lock_directory(&path)?;
-                let upper = at_rest(opened.as_fd())?;
-                let found = rustix::fs::fstat(&upper).map_err(OperationError::at("open", &path))?;
-                let is_last = last_use(opened.as_fd()) == own;
-                if (found.st_dev, found.st_ino) != (device, inode) || !is_last {
-                    return Err(KeptError::Other(path));
-                }
-                Ok(Self { upper, _mount: None, _lock: Some(opened) })
+            place @ WritesPlace::Directory { .. } => {
+                let (opened, upper) = of_directory(place)?;
+                Ok(Self { upper, _copy: None, _mount: None, _lock: Some(opened) })
             }
         }
     }
+}
+
+/// Opens and locks the directory of the host to which an ended container wrote last, and its upper directory.
+fn of_directory(place: WritesPlace) -> Result<(OwnedFd, OwnedFd), KeptError> {
+    let WritesPlace::Directory { path, device, inode, last_use: own } = place else {
+        return Err(KeptError::Unknown);
+    };
+    let opened = lock_directory(&path)?;
+    let upper = at_rest(opened.as_fd())?;
+    let found = rustix::fs::fstat(&upper).map_err(OperationError::at("open", &path))?;
+    let is_last = last_use(opened.as_fd()) == own;
+    if (found.st_dev, found.st_ino) != (device, inode) || !is_last {
+        return Err(KeptError::Other(path));
+    }
+    Ok((opened, upper))
+}
+
+/// Opens the writable layer of an ended container, which was made as `choice`, to continue with it. The caller holds
+/// the container's lock.
+pub(crate) fn reopen(folder: &Path, choice: &WritableChoice) -> Result<WritablePlace, KeptError> {
+    let place = WritesPlace::load(folder).ok_or(KeptError::Unknown)?;
+    Ok(match (place, choice) {
+        (WritesPlace::None, WritableChoice::None) => WritablePlace::None,
+        (WritesPlace::Memory, WritableChoice::Memory(bytes)) => WritablePlace::Memory(*bytes),
+        (WritesPlace::Filestore { lost: true } | WritesPlace::Folder { lost: true }, _) => {
+            return Err(KeptError::Lost);
+        }
+        (WritesPlace::Filestore { lost: false }, WritableChoice::Filestore(_, durability)) => {
+            let file = open_filestore(&folder.join(FILESTORE), OFlags::RDWR)?;
+            WritablePlace::Filestore(file.into(), *durability)
+        }
+        (WritesPlace::Folder { lost: false }, WritableChoice::Folder(_, durability)) => {
+            WritablePlace::Kept(lock_directory(&folder.join(LAYER))?, *durability)
+        }
+        (place @ WritesPlace::Directory { .. }, WritableChoice::Directory(_, durability)) => {
+            WritablePlace::Continued(of_directory(place)?.0, *durability)
+        }
+        _ => return Err(KeptError::Unknown),
+    })
 }
 
 /// How long to wait for a directory's lock. A monitor that exits releases the container's lock before the
@@ -206,7 +247,17 @@ fn lock_directory(path: &Path) -> Result<OwnedFd, KeptError> {
 const UNMOUNTED: Duration = Duration::from_secs(30);
 
 fn of_filestore(path: &Path) -> Result<Changes, KeptError> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = open_filestore(path, OFlags::RDONLY)?;
+    let durability = Durability::Durable;
+    let options = Ext4Options { durability, direct_io: true, access: Access::ReadOnly };
+    let mount = kernel::mount::ext4(file.as_fd(), &options)?;
+    let upper = open_upper(mount.as_fd())?;
+    Ok(Changes { upper, _copy: None, _mount: Some(mount), _lock: None })
+}
+
+/// Opens a filestore that is not in use.
+fn open_filestore(path: &Path, access: OFlags) -> Result<File, KeptError> {
+    let flags = access | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = rustix::fs::open(path, flags, Mode::empty());
     let file = File::from(opened.map_err(OperationError::at("open", path))?);
     let since = Instant::now();
@@ -224,11 +275,7 @@ fn of_filestore(path: &Path) -> Result<Changes, KeptError> {
     if !is_clean(&file).map_err(OperationError::at("open", path))? {
         return Err(KeptError::Unclean(path.to_owned()));
     }
-    let durability = Durability::Durable;
-    let options = Ext4Options { durability, direct_io: true, access: Access::ReadOnly };
-    let mount = kernel::mount::ext4(file.as_fd(), &options)?;
-    let upper = open_upper(mount.as_fd())?;
-    Ok(Changes { upper, _mount: Some(mount), _lock: None })
+    Ok(file)
 }
 
 /// Whether an ext4 file system was unmounted cleanly. Source: Linux Documentation/filesystems/ext4/super.rst: the

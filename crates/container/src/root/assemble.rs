@@ -32,6 +32,15 @@ pub enum Space {
     Free,
 }
 
+/// Ids to which files in a layer between the image and the writable layer belong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BetweenOwners {
+    /// Those of the image, which the root's map changes.
+    Image,
+    /// Those of the host, to which the map of the layer's own root has led. The root's map leaves them as they are.
+    Host,
+}
+
 /// Parameters of a root.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape<'a> {
@@ -53,6 +62,8 @@ pub struct Shape<'a> {
     /// written to at the same time. They are placed unchanged between the image and the writable layer, without
     /// verification. At most 400, because an overlay has at most 500 layers.
     pub between: &'a [BorrowedFd<'a>],
+    /// Ids that the files of `between` belong to.
+    pub between_owners: BetweenOwners,
     /// How the image is made available in a user namespace.
     pub via: Via<'a>,
     /// Source in `mountinfo`. With `None`, an overlay has the image's name after [`SOURCE`](crate::root::SOURCE), and
@@ -135,13 +146,18 @@ fn assemble_in(
     };
     let mapped = shape.map.map(|map| mapped(layers, &image, map, workshop)).transpose()?;
     let lower = mapped.as_ref().unwrap_or(&image.mount);
-    let between = shape.between.iter().map(|it| between(layers, *it, shape.map));
+    let between_map = shape.map.filter(|_| shape.between_owners == BetweenOwners::Image);
+    let between = shape.between.iter().map(|it| between(layers, *it, between_map));
     let between = between.collect::<Result<Vec<_>, _>>()?;
     let highest = between.first().unwrap_or(lower);
     let writable = shape.writable;
     if let (Some(map), true) = (shape.map, writes_root(shape)) {
-        let highest = shape.between.first().copied().unwrap_or_else(|| image.mount.as_fd());
-        check_owner(layers, highest, map)?;
+        match (shape.between.first(), shape.between_owners) {
+            (None, _) => check_owner(layers, image.mount.as_fd(), map)?,
+            (Some(highest), BetweenOwners::Image) => check_owner(layers, *highest, map)?,
+            // Another root had this owner.
+            (Some(_), BetweenOwners::Host) => {}
+        }
     }
     let upper_failed = OperationError::of("prepare the writable layer of", layers.name);
     let missing = crate::root::mount_points::missing(lower.as_fd(), shape.claimed, shape.places)
@@ -451,6 +467,7 @@ mod tests {
             places: &[],
             claimed: &[],
             between: &[],
+            between_owners: BetweenOwners::Image,
             via: Via::Tree,
             source: None,
         };
@@ -496,6 +513,7 @@ mod tests {
             places: &[],
             claimed: &[],
             between: &[],
+            between_owners: BetweenOwners::Image,
             via: Via::Tree,
             source: None,
         };
@@ -601,6 +619,7 @@ mod tests {
                         places: &[],
                         claimed: &[],
                         between: &[],
+                        between_owners: BetweenOwners::Image,
                         via: Via::Tree,
                         source: None,
                     },

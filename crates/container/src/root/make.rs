@@ -11,6 +11,7 @@ use kernel::mount::{
 };
 use kernel::process::{UserNamespace, Who};
 use kernel::version::KernelVersion;
+use serde::{Deserialize, Serialize};
 use store::{Form, OpenImage, OperationError, Store};
 
 use crate::bundle::userns::OwnIds;
@@ -369,7 +370,8 @@ pub fn may_have_acl(image: &OpenImage) -> Result<bool, MakeRootError> {
 }
 
 /// Data that the kernel starts to read when an image is mounted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Warm {
     /// The metadata of images up to a certain size.
     Auto,

@@ -7,20 +7,25 @@ use image::erofs::read::Owners;
 use image::verity::ImageId;
 use kernel::mount::Backing;
 use kernel::version::KernelVersion;
+use serde::{Deserialize, Serialize};
 use store::{Form, OpenImage, OperationError, PermittedImage, Resolved, Store, VerifyError};
 
 use crate::root::{Checked, WritableChoice};
 use crate::store_ownership::{OwnerError, check_image};
+use crate::stored_choices::{self, StoredBacking};
 
 /// How far an image is trusted, and how it is read.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Trust {
     pub verity: VerityPolicy,
     /// Required id of the image, whose file is hashed first.
+    #[serde(with = "stored_choices::image_id")]
     pub digest: Option<ImageId>,
     /// Images with which pages of equal files are shared.
     pub domain: PageDomain,
     /// Source from which the kernel reads an image over devices.
+    #[serde(with = "StoredBacking")]
     pub backing: Backing,
 }
 
@@ -37,7 +42,8 @@ impl Default for Trust {
 }
 
 /// How reads from an image are verified.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum VerityPolicy {
     /// By the kernel with fs-verity; otherwise the mount is refused.
     Require,
@@ -48,7 +54,8 @@ pub enum VerityPolicy {
 }
 
 /// Images whose equal files share pages in memory.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum PageDomain {
     /// Images of the same store.
     OfStore,

@@ -19,7 +19,7 @@ use crate::root::filestore;
 use crate::root::headroom::{self, Headroom};
 
 pub(crate) use directory::{at_rest, last_use, open_upper, settle};
-use directory::{prepare_directory, prepare_folder};
+use directory::{check_map, note_use, prepare_used, remove_mark};
 
 /// Location of changes. The kinds have gVisor's names (`--overlay2`).
 #[derive(Debug, Clone, Copy)]
@@ -45,9 +45,17 @@ pub enum Writable<'a> {
         /// Whether a crash of the host may lose data.
         durability: Durability,
     },
-    /// In a new directory on the store's disk, which is removed with its container.
+    /// In a directory of the host, as [`Directory`](Self::Directory), which the same container used last, before it
+    /// ended.
+    Continued {
+        /// The directory, not `O_PATH`.
+        directory: BorrowedFd<'a>,
+        /// Whether a crash of the host may lose data.
+        durability: Durability,
+    },
+    /// In a directory on the store's disk, which is removed with its container.
     Folder {
-        /// The empty directory, not `O_PATH`.
+        /// The directory, not `O_PATH`. It is empty, or the same container used it before it ended.
         directory: BorrowedFd<'a>,
         /// Whether a crash of the host may lose data.
         durability: Durability,
@@ -141,7 +149,7 @@ impl WritableLayer {
             Writable::Folder { .. } => {
                 Doomed { fate: Fate::Remove(self.durability), upper: Some(self.upper) }
             }
-            Writable::None | Writable::Directory { .. } => {
+            Writable::None | Writable::Directory { .. } | Writable::Continued { .. } => {
                 Doomed { fate: Fate::Stay, upper: Some(self.upper) }
             }
         }
@@ -347,12 +355,24 @@ pub(crate) fn prepare(
             // Data in memory is never synced.
             (kernel::mount::tmpfs(&options)?, Durability::Volatile)
         }
-        Writable::Filestore { file, durability } => (mount_ext4(file, durability)?, durability),
+        Writable::Filestore { file, durability } => {
+            let mount = mount_ext4(file, durability)?;
+            // A file system that was used before was unmounted cleanly, with all its data.
+            remove_mark(mount.as_fd())?;
+            (mount, durability)
+        }
         Writable::Directory { directory, durability } => {
-            return Ok(Some(prepare_directory(directory, image, durability, map)?));
+            check_map(directory, map)?;
+            let layer = prepare_used(directory, image, durability)?;
+            note_use(directory)?;
+            return Ok(Some(layer));
+        }
+        Writable::Continued { directory, durability } => {
+            check_map(directory, map)?;
+            return Ok(Some(prepare_used(directory, image, durability)?));
         }
         Writable::Folder { directory, durability } => {
-            return Ok(Some(prepare_folder(directory, image, durability)?));
+            return Ok(Some(prepare_used(directory, image, durability)?));
         }
     };
     let (upper, work) = directories(mount.as_fd(), image)?;

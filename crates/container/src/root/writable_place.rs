@@ -13,6 +13,7 @@ use kernel::quota::QuotaError;
 use kernel::version::KernelVersion;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use store::{ContainerDir, ContainerError, OperationError, Store, WritableDraft};
 
 use crate::backoff::GLANCE;
@@ -20,21 +21,23 @@ use crate::bundle::Access;
 use crate::folder::LAYER;
 use crate::root::filestore::{self, Backing};
 use crate::root::{Space, Writable};
+use crate::stored_choices::StoredDurability;
 
 /// Location of changes that the caller chose.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum WritableChoice {
     /// The root is read-only.
     None,
     /// In memory, with a size limit in bytes.
     Memory(Option<NonZeroU64>),
     /// In a file system in a file, with its size in bytes.
-    Filestore(Option<NonZeroU64>, Durability),
+    Filestore(Option<NonZeroU64>, #[serde(with = "StoredDurability")] Durability),
     /// In a directory of the host.
-    Directory(PathBuf, Durability),
+    Directory(PathBuf, #[serde(with = "StoredDurability")] Durability),
     /// In a directory in the container's folder, which is removed with the container. The number is a size limit in
     /// bytes.
-    Folder(Option<NonZeroU64>, Durability),
+    Folder(Option<NonZeroU64>, #[serde(with = "StoredDurability")] Durability),
 }
 
 /// Location of changes, with the files that must be open while a root is made.
@@ -50,6 +53,10 @@ pub enum WritablePlace {
     Directory(OwnedFd, Durability),
     /// In this directory, which is not in the container's folder yet.
     Draft(WritableDraft, Durability),
+    /// In this locked directory of the container's folder, which the container used before it ended.
+    Kept(OwnedFd, Durability),
+    /// In this locked directory of the host, which the container used last, before it ended.
+    Continued(OwnedFd, Durability),
 }
 
 /// Reason why a location of changes cannot be used.
@@ -211,9 +218,12 @@ impl WritablePlace {
     pub const fn access(&self) -> Access {
         match self {
             Self::None => Access::ReadOnly,
-            Self::Memory(_) | Self::Filestore(..) | Self::Directory(..) | Self::Draft(..) => {
-                Access::Writable
-            }
+            Self::Memory(_)
+            | Self::Filestore(..)
+            | Self::Directory(..)
+            | Self::Draft(..)
+            | Self::Kept(..)
+            | Self::Continued(..) => Access::Writable,
         }
     }
 
@@ -231,7 +241,9 @@ impl WritablePlace {
     #[must_use]
     pub fn into_locked(self) -> Option<OwnedFd> {
         match self {
-            Self::Directory(directory, _) => Some(directory),
+            Self::Directory(directory, _)
+            | Self::Kept(directory, _)
+            | Self::Continued(directory, _) => Some(directory),
             // The lock of a draft ends with the draft.
             Self::None | Self::Memory(_) | Self::Filestore(..) | Self::Draft(..) => None,
         }
@@ -251,6 +263,12 @@ impl WritablePlace {
             }
             Self::Draft(draft, durability) => {
                 Writable::Folder { directory: draft.fd(), durability: *durability }
+            }
+            Self::Kept(directory, durability) => {
+                Writable::Folder { directory: directory.as_fd(), durability: *durability }
+            }
+            Self::Continued(directory, durability) => {
+                Writable::Continued { directory: directory.as_fd(), durability: *durability }
             }
         }
     }

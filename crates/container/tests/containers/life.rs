@@ -233,6 +233,7 @@ fn left(fixture: &Fixture, id: &str, boot: Option<String>, runtime: &Path, keep:
         keep,
         shared: None,
         boot,
+        snapshot: None,
     };
     let folder = fixture.store.create_container(id, &record).unwrap();
     let path = folder.path().to_owned();

@@ -4,4 +4,5 @@
 
 mod fixture;
 mod life;
+mod restart;
 mod run;

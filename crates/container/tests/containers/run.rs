@@ -11,7 +11,7 @@ use quire_container::life::monitor::{RunError, Start};
 use quire_container::life::mount_staging::Stage;
 use quire_container::life::state::End;
 use quire_container::root::{
-    Root, Shape, Space, Trust, TrustedImage, VerityPolicy, Via, Writable, make,
+    BetweenOwners, Root, Shape, Space, Trust, TrustedImage, VerityPolicy, Via, Writable, make,
 };
 use quire_container::runtime::Runtime;
 
@@ -27,6 +27,7 @@ impl Fixture {
             places: &[],
             claimed: &[],
             between: &[],
+            between_owners: BetweenOwners::Image,
             via: Via::Tree,
             source: None,
         };

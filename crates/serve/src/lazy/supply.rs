@@ -195,6 +195,10 @@ impl<'a> Supply<'a> {
         // A container keeps using its image even if the name now refers to another image.
         let used = self.store.containers.all()?.into_iter();
         let used = used.filter_map(|it| Some((it.1.image, it.1.manifest?)));
+        // A snapshot needs the image of a container that may be gone.
+        let snapshots = self.store.container_snapshots.all()?.into_iter();
+        let of_snapshots = snapshots.filter_map(|(_, it)| it.ok());
+        let of_snapshots = of_snapshots.filter_map(|it| Some((it.image, it.manifest?)));
         // Images of engines have no names.
         let (snapshots, damaged) = self.store.snapshots.all()?;
         for error in damaged {
@@ -204,7 +208,7 @@ impl<'a> Supply<'a> {
         let of_engines = snapshots.iter().filter_map(|it| it.record.content()?.lazy);
         let of_engines = of_engines.map(|it| (it.image, it.manifest));
         let mut images = BTreeSet::new();
-        for (image, manifest) in named.chain(used).chain(of_engines) {
+        for (image, manifest) in named.chain(used).chain(of_snapshots).chain(of_engines) {
             // The second condition holds if an import has added the device while it was being filled.
             if self.store.lazy_devices(&image)?.contains(device)
                 || self.store.presence_of(&image, Some(&manifest))? == Presence::Unproven

@@ -10,7 +10,8 @@ use std::sync::{Mutex, PoisonError};
 use container::bundle::userns::IdMap;
 use container::root::share::Superblock;
 use container::root::{
-    MakeRootError, Shape, Space, Trust, TrustedImage, Via, Writable, WritableChoice, make,
+    BetweenOwners, MakeRootError, Shape, Space, Trust, TrustedImage, Via, Writable, WritableChoice,
+    make,
 };
 use image::digest::Digest;
 use image::verity::ImageId;
@@ -144,6 +145,7 @@ impl Roots {
             places: &[],
             claimed: &[],
             between: &between,
+            between_owners: BetweenOwners::Image,
             via: Via::Tree,
             source: None,
         };

@@ -26,6 +26,16 @@ pub enum FsckError {
         first (`systemctl stop quire-snapshotter`), and repair again"
     )]
     SnapshotsInUse(String),
+    /// Something needs a container's snapshot that is damaged.
+    #[error(
+        "{user} needs snapshot {id}, so the damaged snapshot stays: remove what needs it \
+        (`quire rm --container --force`, `quire snapshot rm`), and repair again"
+    )]
+    SnapshotNeeded {
+        id: String,
+        /// Kind and name of what needs it.
+        user: String,
+    },
     #[error("the store {} is open read-only", .0.display())]
     ReadOnly(PathBuf),
     /// A file could not be checked, for a reason that does not show damage.

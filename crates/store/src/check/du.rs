@@ -68,6 +68,8 @@ pub struct DiskUse {
     pub unfinished: u64,
     /// Bytes on disk of containers' directories.
     pub containers: u64,
+    /// Bytes on disk of snapshots of containers.
+    pub container_snapshots: u64,
     /// Bytes on disk of container engines' snapshots: data written in their roots, and records.
     pub snapshots: u64,
     /// Bytes on disk of work directories of running or dead imports.
@@ -169,6 +171,7 @@ impl Store {
             blobs: sum(&self.downloads.directory)?,
             unfinished: self.downloads.unfinished()?,
             containers: sum(&self.containers.directory)?,
+            container_snapshots: late(self.container_snapshots.directory.get()?)?,
             snapshots: late(self.snapshots.directory.get()?)?,
             tmp: sum(&self.tmp)?,
             unused_objects,

@@ -108,6 +108,7 @@ impl Store {
         let late = [
             self.devices.directory.get()?,
             self.lazy_devices.directory.get()?,
+            self.container_snapshots.directory.get()?,
             self.snapshots.directory.get()?,
         ];
         let parts = [

@@ -1,5 +1,6 @@
 //! Checks the store: finds every byte that differs from the import.
 
+mod container_snapshots;
 mod data;
 mod harm;
 mod hash;
@@ -178,6 +179,9 @@ impl Store {
         }
 
         for seen in self.containers.see_all()? {
+            if let Some(why) = self.damage_of_chain(&seen)? {
+                report.add(Damage::Bad(StoreItem::Container(seen.id.clone()), why));
+            }
             let id = seen.id;
             let why = match (seen.record, seen.liveness) {
                 (Ok(record), _) if record.shared.is_some() => continue,
@@ -191,6 +195,7 @@ impl Store {
             };
             report.add(Damage::Bad(StoreItem::Container(id), why));
         }
+        self.check_container_snapshots(&mut report)?;
         for SeenSnapshot { instance, number, record } in self.snapshots.see_all()? {
             report.checked += 1;
             let why = match record {
@@ -217,8 +222,8 @@ impl Store {
             };
             report.add(Damage::Bad(StoreItem::Snapshot(instance, number), why));
         }
-        for path in found.strays.into_iter().chain(lazy_devices.strays).chain(self.other_strays()?)
-        {
+        let strays = found.strays.into_iter().chain(lazy_devices.strays);
+        for path in strays.chain(self.other_strays()?) {
             report.add(Damage::Stray(path.display().to_string()));
         }
         report.damage.sort_by_key(|(damage, _)| damage.rank());
@@ -560,7 +565,7 @@ impl Store {
 
     /// Returns misplaced files in the directories that [`Inventory`] does not list.
     fn other_strays(&self) -> Result<Vec<PathBuf>, DiskError> {
-        let mut strays = Vec::new();
+        let mut strays = self.container_snapshots.strays()?;
         let mut look = |directory: &Directory, good: &dyn Fn(&str, FileType) -> bool| {
             for listed in directory.list()? {
                 if !listed.text().is_some_and(|name| good(name, listed.kind)) {
@@ -610,7 +615,7 @@ impl Damage {
                 StoreItem::Manifest(_) | StoreItem::Blob(_) => 3,
                 StoreItem::Ref(_) => 4,
                 StoreItem::Container(_) => 5,
-                StoreItem::Snapshot(..) => 6,
+                StoreItem::ContainerSnapshot(_) | StoreItem::Snapshot(..) => 6,
                 _ => 1,
             },
             Self::Stray(_) => 6,

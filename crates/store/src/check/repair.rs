@@ -74,6 +74,7 @@ impl Store {
                         Err(error) => Err(error.into()),
                     }
                 }
+                StoreItem::ContainerSnapshot(id) => self.remove_damaged_snapshot(id),
                 // Without this mark, the image would count as compared with its layers.
                 StoreItem::Blob(BlobFile::Unproven(image)) => {
                     self.mend_mark(image).map(|()| true).map_err(FsckError::from)
@@ -127,6 +128,38 @@ impl Store {
         failed.map_or(Ok(dropped), Err)
     }
 
+    /// Removes a container's snapshot that cannot be used, unless something needs it. Returns `false` if it stays because
+    /// it only lacks other items.
+    fn remove_damaged_snapshot(&self, id: &str) -> Result<bool, FsckError> {
+        let shelf = &self.container_snapshots;
+        let Some(lock) = shelf.lock()? else { return Ok(false) };
+        let Some(seen) = shelf.get(id)? else { return Ok(false) };
+        if seen.record.is_ok() && !seen.is_lost && seen.has_upper {
+            return Ok(false);
+        }
+        let needed = |user: String| FsckError::SnapshotNeeded { id: id.to_owned(), user };
+        for container in self.containers.see_all()? {
+            let is_user = match &container.record {
+                Ok(record) => record.snapshot.as_deref() == Some(id),
+                Err(_) => !container.is_garbage(),
+            };
+            if is_user {
+                return Err(needed(format!("container {}", container.id)));
+            }
+        }
+        for other in shelf.see_all()? {
+            if other.record.is_ok_and(|it| it.below.as_deref() == Some(id)) {
+                return Err(needed(format!("snapshot {}", other.id)));
+            }
+        }
+        let Some(hidden) = shelf.hide(&lock, id)? else {
+            return Err(needed("a process".to_owned()));
+        };
+        lock.sync()?;
+        drop(lock);
+        Ok(hidden.remove().map(|()| true)?)
+    }
+
     /// Removes a ref that cannot be read. Returns whether there was one.
     fn remove_bad_ref(&self, name: &str) -> Result<bool, DiskError> {
         let Ok(name) = name.parse::<RefName>() else { return Ok(false) };
@@ -162,7 +195,7 @@ impl Store {
                 !matches!(check_error::found(self.devices.index_damage(id))?, Ok(None))
             }
             // The removal checks the snapshot.
-            StoreItem::Snapshot(..) => true,
+            StoreItem::ContainerSnapshot(_) | StoreItem::Snapshot(..) => true,
             StoreItem::Ref(_) | StoreItem::Container(_) | StoreItem::Leftover(_) => false,
         })
     }

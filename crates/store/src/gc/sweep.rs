@@ -130,6 +130,7 @@ impl Store {
         for id in &containers {
             self.containers.remove_dead(id)?;
         }
+        self.clear_container_snapshots()?;
         staging::clear(&self.tmp)?;
         trash::clear(&self.tmp)?;
         swept.removed = done.garbage.len() as u64;

@@ -6,10 +6,13 @@ use std::sync::Arc;
 use image::verity::ImageId;
 use serde::{Deserialize, Serialize};
 
+use super::container_snapshot_error::ContainerSnapshotError;
 use super::refs::Seconds;
 use crate::disk::{Directory, DiskError};
 use crate::record::{self, RECORD_MAX, RecordError};
-use crate::staging::{LOCK, Owner, Tmp, Workspace, hide, is_alive, is_hidden, names, owner};
+use crate::staging::{
+    LOCK, Owner, Tmp, Workspace, hide, is_alive, is_hidden, may_be_import, names, owner,
+};
 use image::digest::Digest;
 
 /// File with a container's record, in its directory.
@@ -33,6 +36,9 @@ pub struct ContainerRecord {
     /// Boot id of the machine at the container's creation. After a reboot, none of its processes is running. `None`
     /// if it is unknown.
     pub boot: Option<String>,
+    /// Id of the uppermost snapshot between the image and the container's writable layer. It is kept as long as the
+    /// directory exists.
+    pub snapshot: Option<String>,
 }
 
 /// The record as written.
@@ -48,6 +54,24 @@ struct Raw {
     shared: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     boot: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    snapshot: Option<String>,
+}
+
+impl ContainerRecord {
+    fn encode(&self) -> Vec<u8> {
+        let Self { name, shared, boot, snapshot, .. } = self.clone();
+        record::encode(&Raw {
+            image: self.image.to_string(),
+            manifest: self.manifest.map(|it| it.to_string()),
+            name,
+            created: self.created,
+            keep: self.keep,
+            shared,
+            boot,
+            snapshot,
+        })
+    }
 }
 
 /// Whether a process holds the container's lock.
@@ -74,6 +98,9 @@ pub enum ContainerError {
     /// The container's image is not in the store.
     #[error("container {id} needs image {image}, which is not in the store")]
     NoImage { id: String, image: ImageId },
+    /// The snapshot below the container's writable layer cannot be used.
+    #[error("cannot use the snapshot of container {id}")]
+    Snapshot { id: String, source: ContainerSnapshotError },
     /// The container's record cannot be read.
     #[error(
         "the record of container {id} is damaged: `quire rm --container --force {id}` removes it"
@@ -133,6 +160,15 @@ impl ContainerDir {
         self.record.as_ref()
     }
 
+    /// Replaces the record, durably.
+    pub(crate) fn set_record(
+        &self,
+        tmp: &Tmp,
+        record: &ContainerRecord,
+    ) -> Result<(), ContainerError> {
+        Ok(tmp.replace(&self.directory, RECORD, &record.encode())?)
+    }
+
     /// Moves the directory out of `containers/`. Its path changes, and it stays locked. If this process dies, the next
     /// command removes the directory.
     ///
@@ -156,6 +192,26 @@ impl ContainerDir {
     pub fn remove(self) -> Result<(), ContainerError> {
         let hidden = self.hide()?;
         Ok(hidden.parent.remove_tree(&hidden.name)?)
+    }
+}
+
+/// A directory that is to replace that of a container. It is removed on drop.
+#[derive(Debug)]
+pub struct ContainerReplacement {
+    work: Workspace,
+    folder: ContainerDir,
+}
+
+impl ContainerReplacement {
+    /// Returns the locked directory, for the files of the `container` crate.
+    #[must_use]
+    pub const fn folder(&self) -> &ContainerDir {
+        &self.folder
+    }
+
+    pub(crate) fn record(&self) -> &ContainerRecord {
+        let record = self.folder.record.as_ref();
+        record.expect("a replacement is made with its record")
     }
 }
 
@@ -205,8 +261,8 @@ fn read_record(directory: &Directory) -> Result<Result<ContainerRecord, RecordEr
         let image = raw.image.parse().ok().ok_or(RecordError::Checksum)?;
         let manifest = raw.manifest.as_deref().map(str::parse).transpose();
         let manifest = manifest.ok().ok_or(RecordError::Checksum)?;
-        let Raw { name, created, keep, shared, boot, .. } = raw;
-        Ok(ContainerRecord { image, manifest, name, created, keep, shared, boot })
+        let Raw { name, created, keep, shared, boot, snapshot, .. } = raw;
+        Ok(ContainerRecord { image, manifest, name, created, keep, shared, boot, snapshot })
     }))
 }
 
@@ -254,17 +310,16 @@ impl ContainerShelf {
 
     /// Writes the initial files of a container's directory. If the container is kept, its record is synced.
     pub(crate) fn draft(&self, record: &ContainerRecord) -> Result<ContainerDraft, DiskError> {
-        let work = Workspace::make(&self.tmp)?;
+        self.draft_in(Workspace::make(&self.tmp)?, record)
+    }
+
+    fn draft_in(
+        &self,
+        work: Workspace,
+        record: &ContainerRecord,
+    ) -> Result<ContainerDraft, DiskError> {
         let mut file = work.directory.create(RECORD)?;
-        file.write_all(&record::encode(&Raw {
-            image: record.image.to_string(),
-            manifest: record.manifest.map(|it| it.to_string()),
-            name: record.name.clone(),
-            created: record.created,
-            keep: record.keep,
-            shared: record.shared.clone(),
-            boot: record.boot.clone(),
-        }))?;
+        file.write_all(&record.encode())?;
         file.publish_mode()?;
         drop(file);
         let lock = work.directory.create_locked(LOCK)?;
@@ -296,6 +351,52 @@ impl ContainerShelf {
             id,
             record: Some(record),
         })
+    }
+
+    /// Makes a directory that can replace that of the container `id`.
+    pub(crate) fn replacement(
+        &self,
+        id: &str,
+        record: &ContainerRecord,
+    ) -> Result<ContainerReplacement, ContainerError> {
+        // After the exchange, the old directory has this name. The names of removed containers' directories begin in
+        // the same way.
+        let ContainerDraft { work, lock, record } =
+            self.draft_in(Workspace::make_hidden(&self.tmp)?, record)?;
+        let folder = ContainerDir {
+            parent: self.tmp.try_clone()?,
+            tmp: self.tmp.try_clone()?,
+            directory: work.directory.try_clone()?,
+            lock: Some(lock),
+            id: id.to_owned(),
+            name: work.name.clone(),
+            record: Some(record),
+        };
+        Ok(ContainerReplacement { work, folder })
+    }
+
+    /// Exchanges the directory of a container and its replacement. Returns the new one and the old one, which then has
+    /// a name in `tmp/`. The caller holds the store's lock.
+    pub(crate) fn exchange(
+        &self,
+        old: ContainerDir,
+        new: ContainerReplacement,
+    ) -> Result<(ContainerDir, ContainerDir), ContainerError> {
+        let ContainerReplacement { work, folder: new } = new;
+        // The new directory must be on the disk before it has the name.
+        work.directory.sync()?;
+        // Duplicating may fail if descriptors run out, so it comes before the exchange.
+        let parent = self.directory.try_clone()?;
+        let hidden = self.tmp.try_clone()?;
+        let (_directory, name) = work.into_parts()?;
+        // If this fails, the next command removes the new directory.
+        self.tmp.exchange(&name, &self.directory, &old.id)?;
+        let id = new.id;
+        let directory = new.directory.renamed(&self.directory, &id);
+        let new = ContainerDir { parent, directory, name: id.clone(), id, ..new };
+        let directory = old.directory.renamed(&self.tmp, &name);
+        let old = ContainerDir { parent: hidden, directory, name, ..old };
+        Ok((new, old))
     }
 
     /// Returns `containers/`, for the files that the `container` crate keeps there under names that begin with a dot.
@@ -458,9 +559,10 @@ impl ContainerShelf {
                 return Ok(true);
             }
         }
-        // A part of such a directory may already be removed, so a missing entry proves nothing.
-        for hidden in names(&self.tmp)?.into_iter().filter(|it| is_hidden(it)) {
-            let folder = self.tmp.open_if_there(&hidden)?;
+        // A part of such a directory may already be removed, so a missing entry proves nothing. An unfinished copy of a
+        // container's changes has files of the same users.
+        for left in names(&self.tmp)?.into_iter().filter(|it| !may_be_import(it)) {
+            let folder = self.tmp.open_if_there(&left)?;
             if folder.map_or(Ok(false), |it| is_alive(&it).map(|is_alive| !is_alive))? {
                 return Ok(true);
             }

@@ -29,6 +29,8 @@ pub enum StoreItem {
     Ref(String),
     /// Directory of a container.
     Container(String),
+    /// Id of a container's snapshot.
+    ContainerSnapshot(String),
     /// Instance name and number of a container engine's snapshot.
     Snapshot(String, u64),
     /// A directory that a dead command left in `tmp/`.
@@ -50,6 +52,7 @@ impl StoreItem {
             Self::LazyDevice(file) => file.kind(),
             Self::Ref(_) => "name",
             Self::Container(_) => "container",
+            Self::ContainerSnapshot(_) => "container snapshot",
             Self::Snapshot(..) => "snapshot",
             Self::Leftover(_) => "leftover",
         }
@@ -66,7 +69,10 @@ impl StoreItem {
             Self::Device(id) | Self::DeviceIndex(id) => id.to_string(),
             Self::LazyDevice(file) => file.device().to_string(),
             Self::Snapshot(instance, number) => format!("{instance}/{number}"),
-            Self::Ref(name) | Self::Container(name) | Self::Leftover(name) => name.clone(),
+            Self::Ref(name)
+            | Self::Container(name)
+            | Self::ContainerSnapshot(name)
+            | Self::Leftover(name) => name.clone(),
         }
     }
 
@@ -82,6 +88,7 @@ impl StoreItem {
             Self::Image(_)
             | Self::Ref(_)
             | Self::Container(_)
+            | Self::ContainerSnapshot(_)
             | Self::Snapshot(..)
             | Self::Leftover(_) => self.name(),
         }

@@ -5,6 +5,8 @@
 
 pub(crate) mod absent;
 pub(crate) mod blob_file;
+pub(crate) mod container_snapshot_error;
+pub(crate) mod container_snapshots;
 pub(crate) mod containers;
 pub(crate) mod data_error;
 pub(crate) mod devices;

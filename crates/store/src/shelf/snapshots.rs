@@ -525,7 +525,7 @@ impl SnapshotInstance {
         }
         let (_, name) = hide(&self.directory, &name, &folder, &self.tmp)?;
         self.directory.sync()?;
-        Ok(HiddenSnapshot { tmp: self.tmp.try_clone()?, _lock: folder, name })
+        Ok(HiddenSnapshot::new(self.tmp.try_clone()?, folder, name))
     }
 
     /// Removes the writes to a snapshot's root, if there are any, after its layer contains all of them. The files must
@@ -593,6 +593,11 @@ pub struct HiddenSnapshot {
 }
 
 impl HiddenSnapshot {
+    /// `folder` is the locked directory, and `name` its name in `tmp`.
+    pub(super) const fn new(tmp: Directory, folder: Directory, name: String) -> Self {
+        Self { tmp, _lock: folder, name }
+    }
+
     /// Removes the contents.
     ///
     /// # Errors

@@ -7,8 +7,10 @@ use std::path::Path;
 use image::verity::{Algorithm, ObjectId, VerityDigest, digest};
 use sha2::{Digest as _, Sha256};
 
-use super::{fast_directory, import, name, open, sample};
-use crate::{Chunk, ChunkKey, Digest, ObjectPart, OpenOptions, Seconds, Store};
+use super::{container_snapshots, fast_directory, import, name, open, sample};
+use crate::{
+    Chunk, ChunkKey, ContainerSnapshotRecord, Digest, ObjectPart, OpenOptions, Seconds, Store,
+};
 
 const DOCUMENT: &str = include_str!("../../../../docs/format/object-store.md");
 
@@ -145,16 +147,23 @@ fn fields(of: &str) -> Vec<&'static str> {
     // their field.
     let known = [
         "algorithm",
+        "below",
         "boot",
+        "bytes",
+        "container",
         "created",
         "form",
         "format",
         "image",
+        "image_name",
+        "inodes",
         "keep",
         "manifest",
+        "map",
         "name",
         "needed_to_read",
         "needed_to_write",
+        "snapshot",
     ];
     known.into_iter().filter(|field| row[1].contains(&format!("`{field}`"))).collect()
 }
@@ -175,6 +184,16 @@ fn records_are_written_as_the_document_has_them() {
     let directory = fast_directory();
     let store = open(directory.path());
     let image = import(&store, "one", &sample("one", 1)).unwrap();
+    let snapshot = ContainerSnapshotRecord {
+        manifest: Some(image::digest::Digest::sha256(b"x")),
+        image_name: Some("one".to_owned()),
+        map: Some("0 1 1".to_owned()),
+        boot: container_snapshots::this_boot(),
+        ..container_snapshots::snapshot(&store, Some("s"), None)
+    };
+    let below = Some(container_snapshots::publish(&store, &snapshot).unwrap().id);
+    let snapshot = ContainerSnapshotRecord { name: Some("t".to_owned()), below, ..snapshot };
+    let snapshot = container_snapshots::publish(&store, &snapshot).unwrap().id;
     let container = crate::ContainerRecord {
         image,
         manifest: Some(image::digest::Digest::sha256(b"x")),
@@ -183,12 +202,15 @@ fn records_are_written_as_the_document_has_them() {
         keep: false,
         shared: None,
         boot: Some("b".to_owned()),
+        snapshot: Some(snapshot.clone()),
     };
     let _container = store.create_container("c", &container).unwrap();
     let path = |name: &str| directory.path().join(name);
     assert_eq!(written(&path("meta")), fields("`meta`"));
     assert_eq!(written(&path("refs/one:latest")), fields("ref"));
     assert_eq!(written(&path("containers/c/container.json")), fields("container"));
+    let file = path(&format!("container-snapshots/{snapshot}/snapshot.json"));
+    assert_eq!(written(&file), fields("container snapshot"));
 }
 
 #[test]
@@ -232,9 +254,10 @@ fn a_store_has_the_places_that_the_document_lists() {
         .iter()
         .map(|row| row[0].trim_matches('`').split('/').next().unwrap().to_owned())
         .collect();
-    // These entries are created with the first device, the first lazy device and the first engine, when the store is
-    // shared, and when files are not synced.
-    found.extend(["data", "lazy", "snapshots", "shared", "unsynced"].map(str::to_owned));
+    // These entries are created with the first device, the first lazy device, the first snapshot of a container and the
+    // first engine, when the store is shared, and when files are not synced.
+    found.extend(["data", "lazy", "container-snapshots", "snapshots"].map(str::to_owned));
+    found.extend(["shared", "unsynced"].map(str::to_owned));
     found.sort_unstable();
     wanted.sort_unstable();
     wanted.dedup();

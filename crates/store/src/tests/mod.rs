@@ -1,6 +1,7 @@
 //! Tests of the store as a whole, with shared helpers.
 
 mod concurrency;
+mod container_snapshots;
 mod damage;
 pub(crate) mod data;
 mod data_damage;

@@ -104,6 +104,7 @@ fn containers_are_alive_while_locked() {
         keep: false,
         shared: None,
         boot: None,
+        snapshot: None,
     };
     for id in ["", ".x", "-x", "a/b", "a b", &"x".repeat(65), "é"] {
         let refused = store.create_container(id, &record).unwrap_err();

@@ -12,7 +12,8 @@ impl Store {
     /// The record is synced only if the container will be kept, because other containers do not survive a crash.
     ///
     /// # Errors
-    /// [`ContainerError`] if the id is invalid or taken, or the image is not in the store.
+    /// [`ContainerError`] if the id is invalid or taken, or the image or the snapshot is not in the
+    /// store.
     pub fn create_container(
         &self,
         id: &str,
@@ -23,17 +24,9 @@ impl Store {
             return Err(ContainerError::ReadOnly(self.path().to_owned()));
         }
         let draft = self.containers.draft(record)?;
-        // `gc` waits from the lookup of the image until the container is published.
-        let lock = self.lock_shared()?;
-        if record.shared.is_none() && !self.images.has(&record.image)? {
-            return Err(ContainerError::NoImage { id: id.to_owned(), image: record.image });
-        }
-        if record.keep {
-            // The container is found after a crash, so its image must be.
-            self.settle()?;
-        }
+        let held = self.hold_for_container(id, record)?;
         let container = self.containers.publish(id, draft)?;
-        drop(lock);
+        drop(held);
         if record.keep {
             self.containers.directory.sync()?;
         }

@@ -18,7 +18,7 @@ use container::life::filestores::{self, Filestores};
 use container::life::mount_staging::Stage;
 use container::life::prepare::add_init;
 use container::root::filestore::Backing;
-use container::root::{Shape, TrustedImage, make, warm};
+use container::root::{BetweenOwners, Shape, TrustedImage, make, warm};
 use container::runtime::Runtime;
 use kernel::mount::{Attributes, Detached, MountAttrFlags};
 use rustix::fs::{AtFlags, Mode, OFlags};
@@ -146,6 +146,7 @@ pub(crate) fn bundle(context: &Context, args: &Bundle) -> anyhow::Result<Answer>
         places: &points.places,
         claimed: &points.claimed,
         between: &[],
+        between_owners: BetweenOwners::Image,
         via,
         source: None,
     };

@@ -11,6 +11,7 @@ use container::life::cgroup::cgroups;
 use container::life::cgroup::pause::PauseError;
 use container::life::layer_access::{LookError, LookedContainer, Meanwhile};
 use container::life::lookup::{KnownContainer, KnownError};
+use container::snapshot::take::LongWork;
 use image::tree::Tree;
 use serde::Serialize;
 use store::{OpenOptions, Store};
@@ -60,8 +61,13 @@ pub(crate) fn look(
         None => None,
     };
     let images = others.as_ref().unwrap_or(store);
+    let cancel = AtomicBool::new(false);
+    let run = |work: &mut (dyn FnMut() + Send)| {
+        until_signal(&cancel, work).map_err(std::io::Error::other)
+    };
+    let work = LongWork { cancel: &cancel, run: &run };
     let look = |meanwhile| {
-        container::life::layer_access::look(store, images, name, meanwhile, &|| now().0)
+        container::life::layer_access::look(store, images, name, meanwhile, &work, &|| now().0)
             .map_err(anyhow::Error::from)
     };
     match look(meanwhile) {
@@ -112,7 +118,7 @@ pub(crate) fn export_changes(
 ) -> anyhow::Result<Answer> {
     let ChangesOptions { force, no_pause } = options;
     check_output(context, file, force)?;
-    let store = context.open(OpenOptions::read())?;
+    let store = context.open(OpenOptions::write())?;
     let mut looked = look(context, &store, name, no_pause)?;
     let paused = looked.paused.take();
     let cancel = AtomicBool::new(false);
@@ -176,7 +182,7 @@ pub(crate) fn preview(
     no_pause: bool,
 ) -> anyhow::Result<(Tree, Tree)> {
     let name = name.to_str().with_context(|| format!("{name:?} is not UTF-8"))?;
-    let store = context.open(OpenOptions::read())?;
+    let store = context.open(OpenOptions::write())?;
     let looked = look(context, &store, name, no_pause);
     let mut looked = looked.map_err(|error| match error.downcast_ref() {
         Some(LookError::Known(KnownError::Absent { .. }))

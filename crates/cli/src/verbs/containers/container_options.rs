@@ -136,7 +136,8 @@ fn what(file: &OwnedFd) -> anyhow::Result<&'static str> {
 /// Returns the init that the options ask for.
 pub(crate) fn init_wish(wanted: &args::ContainerOptions) -> InitChoice {
     match &wanted.init_path {
-        Some(path) => InitChoice::Program(path.clone()),
+        // A later start may have another working directory.
+        Some(path) => InitChoice::Program(std::path::absolute(path).unwrap_or(path.clone())),
         None if wanted.init => InitChoice::Any,
         None => InitChoice::None,
     }

@@ -13,14 +13,19 @@ pub(crate) fn name_files(
     wanted: &Wanted,
     options: &BundleOptions,
 ) -> anyhow::Result<Vec<NameFile>> {
-    let names = Names {
+    let names = names_wish(wanted, &options.network)?;
+    Ok(files(&names, &options.network, &options.hostname)?)
+}
+
+/// Returns the names that the options ask for, for a container in this network.
+pub(crate) fn names_wish(wanted: &Wanted, network: &Network) -> anyhow::Result<Names> {
+    Ok(Names {
         hosts: match wanted.no_hosts {
             true => None,
-            false => Some(hosts(wanted, &options.network)?),
+            false => Some(hosts(wanted, network)?),
         },
-        resolver: resolver(wanted, &options.network)?,
-    };
-    Ok(files(&names, &options.network, &options.hostname)?)
+        resolver: resolver(wanted, network)?,
+    })
 }
 
 fn hosts(wanted: &Wanted, network: &Network) -> anyhow::Result<Vec<Host>> {

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -46,6 +47,10 @@ pub(crate) fn logs(context: &Context, args: &Logs) -> anyhow::Result<Answer> {
     let found = find_container(&store, &args.container)?;
     let failed = || format!("cannot read the log in {}", found.folder.display());
     let halves = Halves::open(&found.folder).with_context(failed)?;
+    if halves.is_none() && found.is_created {
+        // It has written nothing yet.
+        return Ok(Answer::Yes);
+    }
     let Some(Halves { mut older, mut newer }) = halves else {
         bail!("container {} was not started with --detach: it has no log", found.id)
     };
@@ -61,13 +66,27 @@ pub(crate) fn logs(context: &Context, args: &Logs) -> anyhow::Result<Answer> {
     if let Some(mut older) = older {
         print(&mut older).with_context(failed)?;
     }
+    let is_over = || -> anyhow::Result<bool> {
+        Ok(!args.follow || find_container(&store, &found.id).map_or(true, |it| !it.is_running()))
+    };
+    follow(&found.folder, newer, &is_over)?;
+    Ok(Answer::Yes)
+}
+
+/// Prints a log from the position of `newer`, which is its newer half, until `is_over`. `is_over` is called again and
+/// again.
+pub(super) fn follow(
+    folder: &Path,
+    mut newer: File,
+    is_over: &dyn Fn() -> anyhow::Result<bool>,
+) -> anyhow::Result<()> {
+    let failed = || format!("cannot read the log in {}", folder.display());
     loop {
         // This is checked before the log is read, so that output from before the end is printed below.
-        let is_over =
-            !args.follow || find_container(&store, &found.id).map_or(true, |it| !it.is_running());
+        let is_over = is_over()?;
         print(&mut newer).with_context(failed)?;
         // The log of a removed container does not exist any more, but all of it was printed.
-        while let Some(after) = Halves::after(&found.folder, &newer).with_context(failed)? {
+        while let Some(after) = Halves::after(folder, &newer).with_context(failed)? {
             // Prints the output that was written before this file became the older one.
             print(&mut newer).with_context(failed)?;
             if let Some(mut between) = after.older {
@@ -77,7 +96,7 @@ pub(crate) fn logs(context: &Context, args: &Logs) -> anyhow::Result<Answer> {
             print(&mut newer).with_context(failed)?;
         }
         if is_over {
-            return Ok(Answer::Yes);
+            return Ok(());
         }
         std::thread::sleep(GLANCE);
     }

@@ -78,7 +78,7 @@ pub(crate) struct PsReport {
     command: Vec<String>,
     /// Time at which the container was made, in RFC 3339. Null if the container is damaged.
     created: Option<Time>,
-    /// `running`, `unwatched` (it runs, but its monitor was killed), `exited`, `lost` (it ended in an unknown way),
+    /// `created` (it has never been started), `running`, `unwatched` (it runs, but its monitor was killed), `exited`, `lost` (it ended in an unknown way),
     /// or `damaged`.
     status: &'static str,
     /// Process id of the first process. Null unless the container runs.

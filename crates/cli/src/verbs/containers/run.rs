@@ -8,11 +8,12 @@ mod attached;
 mod find;
 mod request;
 
+use std::ffi::OsStr;
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use container::boot_cache::Notes;
 use container::life::end::ended::LOST;
 use container::life::monitor::{FAILED, RunError};
@@ -22,9 +23,10 @@ use container::life::monitor_report::{
 use container::life::prepare::{AdmittedImage, CallerEnvironment, Ready, random_id};
 use container::life::running::Finish;
 use container::life::signal::signal_number;
-use container::plan::ContainerPlan;
+use container::plan::{ContainerPlan, ContainerRequest, IdsChoice};
 use container::runtime::Runtime;
 use kernel::process::{Process, Signals, start_behind};
+use store::ContainerSnapshot;
 #[cfg(feature = "serve")]
 use store::OpenOptions;
 
@@ -39,9 +41,10 @@ use crate::verbs::exit_codes::RUN_CODES;
 use crate::verbs::services::lazy::devices::LazyRun;
 use crate::verbs::{VerbArgs, option_groups};
 
-pub(crate) use args::Run;
+pub(crate) use args::{NewContainer, Run};
 use find::FoundImage;
-use request::{container_wish, terminal_of_run};
+pub(super) use request::RequestedLife;
+use request::container_wish;
 
 impl VerbArgs for Run {
     const NAME: &'static str = "run";
@@ -74,7 +77,7 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
 pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
     // The files are read before signals are blocked, because a file may be a pipe without a writer, and a signal must
     // end the wait for it.
-    let given = GivenFiles::read(&args.wanted)?;
+    let given = GivenFiles::read(&args.new.wanted)?;
     // Signals are blocked now, so that none ends this process between the creation of the container's folder and its
     // removal.
     let signals = Arc::new(Signals::block(&FORWARDED)?);
@@ -82,7 +85,7 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
         ready,
         #[cfg(feature = "serve")]
         lazy,
-    } = prepare(context, args, given, signals)?;
+    } = prepare(context, &args.new, &RequestedLife::of_run(args)?, given, signals)?;
     if args.detach {
         let (id, path) = (ready.id().to_owned(), ready.path().to_owned());
         let signals = Arc::clone(ready.signals());
@@ -102,7 +105,7 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
         lazy.tell_failures(context, begun);
     }
     #[cfg(feature = "serve")]
-    if args.wanted.lazy.lazy.is_some() {
+    if args.new.wanted.lazy.lazy.is_some() {
         // The service has done this, unless it was killed.
         if let Err(error) = context.open(OpenOptions::write()).and_then(|it| Ok(it.settle()?)) {
             tracing::warn!(error = format!("{error:#}"), "cannot sync the image");
@@ -128,34 +131,37 @@ fn in_foreground(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
 }
 
 /// A container that can be started.
-struct Prepared {
-    ready: Ready,
+pub(super) struct Prepared {
+    pub(super) ready: Ready,
     /// The devices of its image that are filled while it runs.
     #[cfg(feature = "serve")]
     lazy: Option<LazyRun>,
 }
 
 /// Finds the image, plans the container, and makes the root and the folder of the container.
-fn prepare(
+pub(super) fn prepare(
     context: &Context,
-    args: &Run,
+    args: &NewContainer,
+    life: &RequestedLife,
     given: GivenFiles,
     signals: Arc<Signals>,
 ) -> anyhow::Result<Prepared> {
-    let terminal = terminal_of_run(args)?;
     if let Some(signal) = &args.stop_signal {
         signal_number(signal)?;
     }
     let search = context.search();
     let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR");
     let notes = Notes::of_user(context.who(), runtime_dir.as_deref());
-    let runtime = runtime(context, args, notes.as_ref())?;
+    let runtime = runtime(context, args.runtime.as_deref(), notes.as_ref())?;
     let found = FoundImage::resolve(context, args, &signals)?;
     let config = image_config(found.images(), found.image.found())?;
     let id = args.name.clone().map_or_else(random_id, Ok)?;
     // The id is checked now, because it is also used as the host name.
     store::check_id(&id)?;
-    let wish = container_wish(context, args, terminal, id, given)?;
+    let mut wish = container_wish(context, args, life, id, given)?;
+    if let Some(snapshot) = &found.snapshot {
+        begin_with(&mut wish, snapshot)?;
+    }
     let plan = ContainerPlan::new(config, wish, runtime.kind)?;
     let asked = Arc::clone(&signals);
     let input = std::io::stdin();
@@ -176,10 +182,12 @@ fn prepare(
         tracing::debug!(%error, "cannot report on lazy devices");
         None
     });
-    let FoundImage { store, shared, living, image } = found;
+    let FoundImage { store, shared, living, image, snapshot } = found;
     let image = AdmittedImage { store: shared.as_ref().unwrap_or(&store), image };
     let ready =
         container::life::prepare::prepare(&store, image, plan, runtime, &living, signals, &around)?;
+    // From here on, the container's record keeps it.
+    drop(snapshot);
     Ok(Prepared {
         ready,
         #[cfg(feature = "serve")]
@@ -187,9 +195,30 @@ fn prepare(
     })
 }
 
+/// Puts a snapshot below the container's writable layer. The container's users get the ids to which its files belong.
+fn begin_with(wish: &mut ContainerRequest, snapshot: &ContainerSnapshot) -> anyhow::Result<()> {
+    let ids = match &snapshot.record.map {
+        Some(map) => IdsChoice::Map(map.parse().context("the map of the snapshot's user ids")?),
+        None => IdsChoice::Host,
+    };
+    if wish.ids != IdsChoice::Host && wish.ids != ids {
+        bail!(
+            "--userns and maps of ids: the files of a snapshot belong to the ids of the container of which it \
+            was taken; leave these options out"
+        );
+    }
+    wish.ids = ids;
+    wish.snapshot = Some(snapshot.id.clone());
+    Ok(())
+}
+
 /// Finds the runtime. A remark names known faults of its version, once until the next boot.
-fn runtime(context: &Context, args: &Run, notes: Option<&Notes>) -> anyhow::Result<Runtime> {
-    let runtime = Runtime::locate(&context.search(), args.runtime.as_deref(), notes)?;
+pub(super) fn runtime(
+    context: &Context,
+    wanted: Option<&OsStr>,
+    notes: Option<&Notes>,
+) -> anyhow::Result<Runtime> {
+    let runtime = Runtime::locate(&context.search(), wanted, notes)?;
     if let Some(notes) = notes.filter(|_| !context.is_quiet())
         && let Some(old) = runtime.missing_fixes_once(notes)
     {
@@ -220,7 +249,7 @@ fn started(id: &str, folder: &Path, how: StartReport, monitor: &Process) -> anyh
     }
 }
 
-fn not_started(how: StartReport) -> anyhow::Result<Answer> {
+pub(super) fn not_started(how: StartReport) -> anyhow::Result<Answer> {
     match how {
         StartReport::Runs => Ok(Answer::Yes),
         StartReport::Failed(error) => Err(error.into()),

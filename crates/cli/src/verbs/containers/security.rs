@@ -109,7 +109,28 @@ pub(crate) fn apparmor(context: &Context, wanted: &args::Security) -> anyhow::Re
             bail!("--security-opt: apparmor occurs twice");
         }
     }
-    let starter = match (context.who().is_host_root(), wanted.privileged) {
+    choose_apparmor(context, wish, wanted.privileged)
+}
+
+/// Returns the AppArmor profile of a container that is started again.
+pub(crate) fn apparmor_again(context: &Context, before: &Security) -> anyhow::Result<AppArmor> {
+    let is_privileged = before.interfaces == Interfaces::Open;
+    match &before.apparmor {
+        AppArmor::Unconfined => Ok(AppArmor::Unconfined),
+        // The profile may not be loaded since the last start of the host.
+        AppArmor::Usual => choose_apparmor(context, &ProfileRequest::Default, is_privileged),
+        AppArmor::Named(name) => {
+            choose_apparmor(context, &ProfileRequest::Named(name.clone()), is_privileged)
+        }
+    }
+}
+
+fn choose_apparmor(
+    context: &Context,
+    wish: &ProfileRequest,
+    is_privileged: bool,
+) -> anyhow::Result<AppArmor> {
+    let starter = match (context.who().is_host_root(), is_privileged) {
         (true, false) => Starter::Root,
         (true, true) => Starter::PrivilegedByRoot,
         (false, _) => Starter::User,

@@ -56,9 +56,9 @@ pub(crate) fn trace(context: &Context, args: &Trace) -> anyhow::Result<Answer> {
     if args.run.detach {
         bail!("--detach: a trace ends when its command does");
     }
-    let lazy = &args.run.wanted.lazy;
+    let lazy = &args.run.new.wanted.lazy;
     if lazy.pull.pull.is_some_and(|it| it != PullPolicy::Never) {
-        let image = &args.run.image;
+        let image = args.run.new.image()?;
         bail!(
             "--pull: a trace needs the whole image in the store: pull it first with `quire pull \
             --form tar {image}`"
@@ -68,9 +68,9 @@ pub(crate) fn trace(context: &Context, args: &Trace) -> anyhow::Result<Answer> {
         bail!("trace: only the host's root may watch reads of files");
     }
     let store = context.open(OpenOptions::write())?;
-    let found = crate::session::resolve::resolve(&store, &args.run.image)?;
+    let found = crate::session::resolve::resolve(&store, args.run.new.image()?)?;
     let image = found.image;
-    let name = &args.run.image;
+    let name = args.run.new.image()?;
     let opened = store.open_names(&image)?;
     ensure!(
         layers::is_tar(opened.form, opened.devices.len()),
@@ -82,7 +82,7 @@ pub(crate) fn trace(context: &Context, args: &Trace) -> anyhow::Result<Answer> {
         }
     );
     ensure!(
-        opened.presence == Presence::Complete && args.run.wanted.lazy.lazy.is_none(),
+        opened.presence == Presence::Complete && args.run.new.wanted.lazy.lazy.is_none(),
         "a trace needs the whole image {name} in the store: `quire pull --form tar {name}`"
     );
     // If the image has another mount, pages that are in memory are not read again, so they would be missing in the
@@ -96,7 +96,7 @@ pub(crate) fn trace(context: &Context, args: &Trace) -> anyhow::Result<Answer> {
     let opened = store.open_image(&image)?;
     let recorder = Recorder::new(opened.devices.iter().map(|it| (it.id, &it.file)))?;
     drop(opened);
-    args.run.wanted.lazy.is_recorded.set(true);
+    args.run.new.wanted.lazy.is_recorded.set(true);
     // Signals must reach the container, and none of the threads.
     let _signals = Signals::block(&FORWARDED)?;
     let stop = AtomicBool::new(false);

@@ -1,6 +1,6 @@
 //! `wait`: waits until containers end, and prints their exit codes.
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::Args;
 use container::life::background;
 use container::life::lookup::find_container;
@@ -50,6 +50,9 @@ pub(crate) fn wait(context: &Context, args: &Wait) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::read())?;
     for name in &args.containers {
         let found = find_container(&store, name)?;
+        if found.is_created {
+            bail!("container {0} has not been started: `quire start {0}` starts it", found.id);
+        }
         // The file of the exit code is opened now, because the container may be removed as soon as it has ended.
         let kept = Code::open(&found.folder)
             .with_context(|| format!("cannot read the exit code of container {}", found.id))?;

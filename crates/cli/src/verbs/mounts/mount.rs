@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum, ValueHint};
 use container::bundle::Access;
 use container::mounted::MountNote;
 use container::root::filestore::Backing as FileBacking;
-use container::root::{Shape, TrustedImage, WritableChoice, make, space, warm};
+use container::root::{BetweenOwners, Shape, TrustedImage, WritableChoice, make, space, warm};
 use image::verity::ImageId;
 use kernel::mount::{Attributes, MountAttrFlags};
 use oci::source::ImageSource;
@@ -218,8 +218,17 @@ fn mount_of(context: &Context, args: &Mount, name: &str) -> anyhow::Result<Answe
     let ways = Ways::new(context.who(), &args.trust);
     let via = ways.via(&args.trust);
     let (writable, map, source) = (layer.writable(), map.as_ref(), Some(target.source()));
-    let shape =
-        Shape { writable, map, space, places: &[], claimed: &[], between: &[], via, source };
+    let shape = Shape {
+        writable,
+        map,
+        space,
+        places: &[],
+        claimed: &[],
+        between: &[],
+        between_owners: BetweenOwners::Image,
+        via,
+        source,
+    };
     let root = make(&store, &image, &shape, std::iter::empty())?;
     root.mount.set(&Attributes { set: flags, ..Attributes::default() })?;
     warm(image.image(), &root, args.warm.into(), context.who(), &|text| context.remark(text));

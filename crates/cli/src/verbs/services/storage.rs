@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, bail, ensure};
 use container::bundle::Access;
 use container::root::{
-    SOURCE, Shape, Space, Trust, TrustedImage, Via, Writable, WritableChoice, make,
+    BetweenOwners, SOURCE, Shape, Space, Trust, TrustedImage, Via, Writable, WritableChoice, make,
 };
 use kernel::mount::{Attributes, DETACHED_SOURCES, Detached};
 use kernel::version::KernelVersion;
@@ -138,6 +138,7 @@ impl Images<'_> {
                     places: &[],
                     claimed: &[],
                     between: &[],
+                    between_owners: BetweenOwners::Image,
                     via: Via::Auto { lender: None, server: None },
                     source: None,
                 };

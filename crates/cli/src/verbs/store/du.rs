@@ -59,6 +59,8 @@ pub(crate) struct DuReport {
     blobs: Bytes,
     /// Containers.
     containers: Bytes,
+    /// Snapshots of containers.
+    container_snapshots: Bytes,
     /// Snapshots of engines: the files written in their roots, and records.
     snapshots: Bytes,
     /// Running and interrupted imports.
@@ -139,6 +141,7 @@ impl DuReport {
             + all.manifests
             + all.blobs
             + all.containers
+            + all.container_snapshots
             + all.snapshots
             + all.tmp;
         let names = |id: &ImageId| {
@@ -170,6 +173,7 @@ impl DuReport {
             manifests: Bytes(all.manifests),
             blobs: Bytes(all.blobs),
             containers: Bytes(all.containers),
+            container_snapshots: Bytes(all.container_snapshots),
             snapshots: Bytes(all.snapshots),
             tmp: Bytes(all.tmp),
             written: Bytes(written),
@@ -203,6 +207,7 @@ impl DuReport {
             (self.manifests, "manifests"),
             (self.blobs, "kept compressed layers and records"),
             (self.containers, "containers"),
+            (self.container_snapshots, "container snapshots"),
             (self.snapshots, "snapshots of engines"),
             (self.tmp, "running or killed imports, exports and removals"),
         ];

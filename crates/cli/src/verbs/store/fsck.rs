@@ -15,8 +15,8 @@ use crate::verbs::store::heal::{self, EngineUses};
 pub(crate) struct Fsck {
     /// Remove damaged files, and fetch them again from the registries that their images came from; policies and
     /// credentials are those of `pull`. Images that came from elsewhere have to be imported again: until then, none
-    /// of their containers starts. The exit code stays 1, because damage was found. Containers are never removed. A
-    /// snapshot of an engine whose record is damaged is removed, with all that was written in it; end its service
+    /// of their containers starts. The exit code stays 1, because damage was found. Containers are never removed, nor
+    /// container snapshots that something needs. A snapshot of an engine whose record is damaged is removed, with all that was written in it; end its service
     /// first. If a file cannot be read for another reason than damage (no memory, no descriptors, no permission), the
     /// check ends with 2 and the file stays
     #[arg(long)]

@@ -262,7 +262,9 @@ impl KeptReport {
         let (image, container, device) = match it {
             Kept::InUse(image) => (Some(image), None, None),
             Kept::Container(image, id) => (Some(image), Some(id), None),
-            Kept::Snapshot(image, _) => (Some(image), None, None),
+            Kept::ContainerSnapshot(image, _) | Kept::Snapshot(image, _) => {
+                (Some(image), None, None)
+            }
             Kept::Device(device) => (None, None, Some(device)),
             _ => (None, None, None),
         };
@@ -280,6 +282,7 @@ fn kept(kept: &Kept) -> String {
         Kept::InUse(image) => format!("image {image} is mounted or open"),
         Kept::Device(device) => format!("device {device} is mounted or open"),
         Kept::Container(image, id) => format!("container {id} uses image {image}"),
+        Kept::ContainerSnapshot(image, id) => format!("snapshot {id} uses image {image}"),
         Kept::Snapshot(image, instance) => {
             format!("a snapshot of instance {instance} uses image {image}")
         }

@@ -119,7 +119,7 @@ const NOT_RUN: [(&str, &str, &str); 73] = [
 ];
 
 /// Preconditions of a page: the page or `help VERB`, and the commands that establish them.
-const GIVEN: [(&str, &str); 22] = [
+const GIVEN: [(&str, &str); 23] = [
     ("help umount", "quire mount debian /mnt"),
     (
         "help rm",
@@ -144,6 +144,10 @@ const GIVEN: [(&str, &str); 22] = [
     ("help index", "quire rmi debian; quire pull --form tar --keep-layers debian:latest debian"),
     ("help ls", "quire build dir:/srv/root root.erofs"),
     ("help run", "quire pull nginx; mkdir -p /srv/www; quire tag debian app"),
+    (
+        "help start",
+        "quire run -d --name web debian true; quire wait web; quire create --name batch debian true",
+    ),
     ("help show", "quire export debian erofs:debian.erofs"),
     ("help mount", "quire export debian erofs:debian.erofs"),
     ("help wait", "quire run -d --name web debian true"),

@@ -7,6 +7,8 @@ pub(super) mod deaths;
 pub(super) mod ends;
 pub(super) mod inherited;
 pub(super) mod logs;
+pub(super) mod restarts;
 pub(super) mod runs;
+mod snapshots;
 pub(super) mod streams;
 pub(super) mod terminals;

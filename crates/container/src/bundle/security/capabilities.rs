@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use serde::{Deserialize, Serialize};
+
 use crate::bundle::spec::CapabilitySets;
 
 /// All capabilities, indexed by number. Source: Linux 6.18, `include/uapi/linux/capability.h`.
@@ -83,12 +85,39 @@ pub enum CapabilityError {
 }
 
 /// The capabilities of a container.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "NamedCapabilities", try_from = "NamedCapabilities")]
 pub struct Capabilities {
     /// Capabilities of the container's root, which are the most that any of its processes can get.
     bounding: BTreeSet<&'static str>,
     /// Capabilities that users other than root start with, because the caller added them.
     added: BTreeSet<&'static str>,
+}
+
+/// Capabilities by their names, as stored.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NamedCapabilities {
+    bounding: Vec<String>,
+    added: Vec<String>,
+}
+
+impl From<Capabilities> for NamedCapabilities {
+    fn from(from: Capabilities) -> Self {
+        let names = |set: BTreeSet<&str>| set.into_iter().map(str::to_owned).collect();
+        Self { bounding: names(from.bounding), added: names(from.added) }
+    }
+}
+
+impl TryFrom<NamedCapabilities> for Capabilities {
+    type Error = CapabilityError;
+
+    fn try_from(from: NamedCapabilities) -> Result<Self, CapabilityError> {
+        let set = |names: &[String]| -> Result<BTreeSet<_>, _> {
+            names.iter().map(|it| find_capability(it)).collect()
+        };
+        Ok(Self { bounding: set(&from.bounding)?, added: set(&from.added)? })
+    }
 }
 
 impl Default for Capabilities {

@@ -3,6 +3,8 @@
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+
 use crate::bundle::spec::{DeviceRule, SpecDevice, SpecMount};
 
 /// A file that every container has in `/dev`, by its name in that directory.
@@ -51,7 +53,7 @@ impl OwnDevice {
 
     /// Whether `device` is this device.
     pub(crate) fn is(self, device: &Device) -> bool {
-        device.kind == "c" && self.numbers == Some(device.numbers)
+        device.kind == NodeKind::Characters && self.numbers == Some(device.numbers)
     }
 }
 
@@ -80,17 +82,36 @@ pub enum DeviceError {
 }
 
 /// A device of the host for a container.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Device {
     /// Path on the host.
     host: String,
     /// Path in the container.
     path: String,
-    kind: &'static str,
+    kind: NodeKind,
     numbers: (u32, u32),
     mode: u32,
     owner: (u32, u32),
     access: String,
+}
+
+/// Kind of a device, as runtimes name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+enum NodeKind {
+    #[serde(rename = "c")]
+    Characters,
+    #[serde(rename = "b")]
+    Blocks,
+}
+
+impl NodeKind {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Characters => "c",
+            Self::Blocks => "b",
+        }
+    }
 }
 
 impl Device {
@@ -119,6 +140,20 @@ impl Device {
             .ok_or_else(|| DeviceError::NotDevice(host.to_owned()))
     }
 
+    /// Looks up the device again at its path on the host.
+    pub(super) fn renewed(&self) -> Result<Self, DeviceError> {
+        let found = std::fs::metadata(&self.host);
+        let found =
+            found.map_err(|source| DeviceError::Look { path: self.host.clone(), source })?;
+        Self::from_metadata(&found, &self.host, &self.path, &self.access)
+            .ok_or_else(|| DeviceError::NotDevice(self.host.clone()))
+    }
+
+    /// Whether the container has the device at another path than the host.
+    pub(super) fn is_moved(&self) -> bool {
+        self.host != self.path
+    }
+
     /// Returns all devices of the host, except those that every container has by default.
     #[must_use]
     pub fn all() -> Vec<Self> {
@@ -134,8 +169,8 @@ impl Device {
         access: &str,
     ) -> Option<Self> {
         let kind = match found.file_type() {
-            it if it.is_char_device() => "c",
-            it if it.is_block_device() => "b",
+            it if it.is_char_device() => NodeKind::Characters,
+            it if it.is_block_device() => NodeKind::Blocks,
             _ => return None,
         };
         let number = found.rdev();
@@ -155,7 +190,7 @@ impl Device {
     pub(super) fn is_in_gvisor(&self) -> bool {
         matches!(
             (self.kind, self.numbers),
-            ("c", (1, 3 | 5 | 7 | 8 | 9) | (5, 0) | (10, 200 | 229))
+            (NodeKind::Characters, (1, 3 | 5 | 7 | 8 | 9) | (5, 0) | (10, 200 | 229))
         )
     }
 
@@ -178,7 +213,7 @@ impl Device {
         let (uid, gid) = self.owner;
         SpecDevice {
             path: self.path.clone(),
-            kind: self.kind.to_owned(),
+            kind: self.kind.name().to_owned(),
             major: Some(major.into()),
             minor: Some(minor.into()),
             file_mode: Some(self.mode),
@@ -192,15 +227,14 @@ impl Device {
     /// paths are the same.
     pub(super) fn mount(&self) -> Option<SpecMount> {
         let options = ["bind", "nosuid", "noexec"];
-        let is_moved = self.host != self.path;
-        is_moved.then(|| SpecMount::new(&self.path, "bind", &self.host, &options))
+        self.is_moved().then(|| SpecMount::new(&self.path, "bind", &self.host, &options))
     }
 
     pub(super) fn rule(&self) -> DeviceRule {
         let (major, minor) = self.numbers;
         DeviceRule {
             allow: true,
-            kind: Some(self.kind.to_owned()),
+            kind: Some(self.kind.name().to_owned()),
             major: Some(major.into()),
             minor: Some(minor.into()),
             access: Some(self.access.clone()),

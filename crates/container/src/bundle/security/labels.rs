@@ -5,6 +5,8 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use serde::{Deserialize, Serialize};
+
 /// Name of the profile for root's containers.
 pub const PROFILE: &str = "quire-default";
 
@@ -29,7 +31,8 @@ const OWN: [&str; 2] = ["proc/self/attr/apparmor/current", "proc/self/attr/curre
 const PARSER: &str = "apparmor_parser";
 
 /// The AppArmor profile of a container's programs.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum AppArmor {
     /// Programs keep the runtime's profile, if it has one.
     #[default]

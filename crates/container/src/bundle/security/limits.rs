@@ -3,6 +3,7 @@
 use std::str::FromStr;
 
 use rustix::process::{Resource, Rlimit, getrlimit};
+use serde::{Deserialize, Serialize};
 
 use super::capabilities::has_sys_resource;
 use crate::bundle::spec::{SpecLimit, SpecProcess};
@@ -61,7 +62,8 @@ pub enum RlimitError {
 }
 
 /// A limit of every process of a container.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub struct Limit {
     index: usize,
     soft: u64,
@@ -86,6 +88,25 @@ impl FromStr for Limit {
             return Err(RlimitError::Order(limit.name()));
         }
         Ok(limit)
+    }
+}
+
+impl TryFrom<String> for Limit {
+    type Error = RlimitError;
+
+    fn try_from(text: String) -> Result<Self, RlimitError> {
+        text.parse()
+    }
+}
+
+/// Formats the limit in the syntax of the command line.
+impl From<Limit> for String {
+    fn from(limit: Limit) -> Self {
+        let number = |value: u64| match value {
+            UNLIMITED => "-1".to_owned(),
+            value => value.to_string(),
+        };
+        format!("{}={}:{}", limit.name(), number(limit.soft), number(limit.hard))
     }
 }
 
@@ -153,6 +174,8 @@ mod tests {
             match (&found, expect) {
                 (Ok(it), Ok((kind, soft, hard))) => {
                     assert_eq!(it.entry(), SpecLimit { kind: kind.to_owned(), soft, hard });
+                    let again = serde_json::to_string(it).unwrap();
+                    assert_eq!(&serde_json::from_str::<Limit>(&again).unwrap(), it, "{again}");
                 }
                 (Err(error), Err(expect)) => assert!(error.to_string().contains(expect), "{error}"),
                 _ => panic!("{text}: {found:?}, not {expect:?}"),

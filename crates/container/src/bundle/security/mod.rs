@@ -6,6 +6,8 @@ mod labels;
 mod limits;
 mod seccomp;
 
+use serde::{Deserialize, Serialize};
+
 use crate::bundle::choices::Kind;
 use crate::bundle::spec::{DeviceRule, RuntimeSpec};
 use crate::bundle::user::User;
@@ -23,7 +25,8 @@ pub use limits::{Limit, RlimitError};
 pub use seccomp::{Filter, FilterError, Profile};
 
 /// Access of a container to the kernel's interfaces.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Interfaces {
     /// Interfaces that expose or control the host are hidden or read-only.
     #[default]
@@ -33,7 +36,8 @@ pub enum Interfaces {
 }
 
 /// Rights of a container.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Security {
     /// Capabilities of the container's root.
     pub capabilities: Capabilities,
@@ -79,6 +83,25 @@ impl Security {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Looks up the devices of the host again, because their numbers may have changed since, such as after a restart
+    /// of the host. A container that sees all devices gets those that the host has now.
+    ///
+    /// # Errors
+    /// [`DeviceError`] if a device that the caller requested is missing.
+    pub fn renew(&mut self) -> Result<(), DeviceError> {
+        let renewed = self.devices.iter().map(Device::renewed);
+        self.devices = match self.interfaces {
+            Interfaces::Masked => renewed.collect::<Result<_, _>>()?,
+            Interfaces::Open => {
+                let mut all = Device::all();
+                let moved = renewed.filter_map(Result::ok).filter(Device::is_moved);
+                all.extend(moved);
+                all
+            }
+        };
+        Ok(())
     }
 
     /// Writes the rights into a runtime's configuration, except the device nodes.

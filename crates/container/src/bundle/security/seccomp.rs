@@ -1,6 +1,7 @@
 //! Filters of a container's system calls: converts profiles in the format of Docker and podman to the format of
 //! runtimes.
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::Capabilities;
@@ -9,7 +10,8 @@ use super::Capabilities;
 const USUAL: &str = include_str!("seccomp.json");
 
 /// The filter of a container's system calls.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Filter {
     #[default]
     Usual,
@@ -50,7 +52,8 @@ pub enum FilterError {
 }
 
 /// A validated profile.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Value")]
 pub struct Profile(Value);
 
 /// Properties that the conditions of a profile test.
@@ -64,7 +67,14 @@ struct Machine<'a> {
 impl Profile {
     /// Parses and validates a profile.
     pub fn read(bytes: &[u8]) -> Result<Self, FilterError> {
-        let profile: Value = serde_json::from_slice(bytes).map_err(FilterError::Json)?;
+        serde_json::from_slice::<Value>(bytes).map_err(FilterError::Json)?.try_into()
+    }
+}
+
+impl TryFrom<Value> for Profile {
+    type Error = FilterError;
+
+    fn try_from(profile: Value) -> Result<Self, FilterError> {
         if !profile["defaultAction"].is_string() {
             return Err(FilterError::Lacks("defaultAction"));
         }
@@ -82,7 +92,9 @@ impl Profile {
         }
         Ok(Self(profile))
     }
+}
 
+impl Profile {
     /// Returns the filter in the format of runtimes, for a container with these capabilities on this machine.
     fn entry(&self, machine: &Machine<'_>) -> Value {
         let profile = &self.0;

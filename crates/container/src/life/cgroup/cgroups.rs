@@ -139,9 +139,7 @@ pub(crate) fn thaw(folder: &Path) {
     let Ok(Some((name, roots))) = places(folder) else { return };
     for cgroup in roots.iter().map(|root| root.join(&name)) {
         for (file, text) in [("cgroup.freeze", "0"), ("freezer.state", "THAWED")] {
-            let opened = std::fs::File::options().write(true).open(cgroup.join(file));
-            let written = opened.and_then(|mut it| it.write_all(text.as_bytes()));
-            match written {
+            match write_existing(&cgroup.join(file), text) {
                 Err(error) if error.kind() != ErrorKind::NotFound => {
                     tracing::debug!(%error, cgroup = %cgroup.display(), "cannot thaw a cgroup");
                 }
@@ -149,6 +147,132 @@ pub(crate) fn thaw(folder: &Path) {
             }
         }
     }
+}
+
+/// The cgroups by which the kernel freezes a container.
+#[derive(Debug)]
+pub(crate) struct Freezer(Vec<FreezerFile>);
+
+/// File that freezes a cgroup and its descendants. Source: as for [`thaw`].
+#[derive(Debug)]
+enum FreezerFile {
+    /// `cgroup.freeze`, and `cgroup.events`, which reports the state.
+    V2 { freeze: PathBuf, events: PathBuf },
+    /// `freezer.state`.
+    V1(PathBuf),
+}
+
+/// Time for a container's processes to freeze. A process in a long system call freezes after it.
+const FREEZING: Duration = Duration::from_secs(10);
+
+/// First interval between checks whether a container is frozen, which usually takes less than a millisecond.
+const FREEZING_CHECK: Duration = Duration::from_micros(100);
+
+impl Freezer {
+    /// Finds the freezers that have processes of a container. `None` if there are none, or if this process may not
+    /// write to them.
+    pub(crate) fn of(folder: &Path) -> Option<Self> {
+        let (name, roots) = places(folder).ok().flatten()?;
+        let cgroups = roots.iter().map(|root| root.join(&name)).filter(|it| has_processes(it));
+        let mut files = Vec::new();
+        for cgroup in cgroups {
+            let [freeze, events] = ["cgroup.freeze", "cgroup.events"].map(|it| cgroup.join(it));
+            let state = cgroup.join("freezer.state");
+            if freeze.exists() {
+                files.push(FreezerFile::V2 { freeze, events });
+            } else if state.exists() {
+                files.push(FreezerFile::V1(state));
+            }
+        }
+        // On a host with both hierarchies, a container is in both. A process that one of them has frozen never gets to the
+        // place where the other one would, so only one is used, which is that of runtimes.
+        if files.iter().any(|it| matches!(it, FreezerFile::V1(_))) {
+            files.retain(|it| matches!(it, FreezerFile::V1(_)));
+        }
+        let may_write = files
+            .iter()
+            .all(|it| rustix::fs::access(it.control(), rustix::fs::Access::WRITE_OK).is_ok());
+        (may_write && !files.is_empty()).then_some(Self(files))
+    }
+
+    /// Freezes all processes, and returns when none of them runs.
+    ///
+    /// # Errors
+    /// The error of the kernel; `TimedOut` if some processes do not freeze. Some processes may be frozen then.
+    pub(crate) fn freeze(&self) -> io::Result<()> {
+        for file in &self.0 {
+            write_existing(file.control(), file.words().0)?;
+        }
+        let since = Instant::now();
+        for file in &self.0 {
+            let mut pause = FREEZING_CHECK;
+            while !file.is_frozen()? {
+                if since.elapsed() >= FREEZING {
+                    return Err(ErrorKind::TimedOut.into());
+                }
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(GLANCE);
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets all processes go on.
+    pub(crate) fn thaw(&self) {
+        for file in &self.0 {
+            match write_existing(file.control(), file.words().1) {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    let path = file.control().display();
+                    tracing::warn!(%error, file = %path, "cannot thaw a cgroup");
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+impl FreezerFile {
+    fn control(&self) -> &Path {
+        match self {
+            Self::V2 { freeze, .. } => freeze,
+            Self::V1(state) => state,
+        }
+    }
+
+    /// Texts that freeze and thaw.
+    fn words(&self) -> (&'static str, &'static str) {
+        match self {
+            Self::V2 { .. } => ("1", "0"),
+            Self::V1(_) => ("FROZEN", "THAWED"),
+        }
+    }
+
+    fn is_frozen(&self) -> io::Result<bool> {
+        match self {
+            Self::V2 { events, .. } => {
+                Ok(std::fs::read_to_string(events)?.lines().any(|it| it == "frozen 1"))
+            }
+            // The read also makes the kernel count the frozen processes.
+            Self::V1(state) => Ok(std::fs::read_to_string(state)?.trim() == "FROZEN"),
+        }
+    }
+}
+
+/// Writes to a file of the kernel, which is not created.
+fn write_existing(path: &Path, text: &str) -> io::Result<()> {
+    std::fs::File::options().write(true).open(path)?.write_all(text.as_bytes())
+}
+
+/// Whether a process is in a cgroup or below it.
+fn has_processes(cgroup: &Path) -> bool {
+    let listed = std::fs::read_to_string(cgroup.join("cgroup.procs"));
+    // A threaded cgroup cannot be read in this way, but it has processes.
+    if listed.as_ref().map_or_else(|it| it.kind() != ErrorKind::NotFound, |it| !it.is_empty()) {
+        return true;
+    }
+    let below = std::fs::read_dir(cgroup).into_iter().flatten().flatten();
+    let mut below = below.filter(|it| it.file_type().is_ok_and(|kind| kind.is_dir()));
+    below.any(|it| has_processes(&it.path()))
 }
 
 /// Kills the processes of a cgroup and of its descendants.
@@ -226,6 +350,61 @@ mod tests {
         check("0::/other/quire-a-1", false);
         check("0::/", false);
         check("", false);
+    }
+
+    /// Freezes a program by each freezer of this host. The program counts in a file.
+    #[test]
+    fn a_frozen_program_stands_still() {
+        use std::process::Command;
+
+        let name = cgroup("test", &format!("freezer-{}", std::process::id()));
+        let folder = tempfile::tempdir().unwrap();
+        let config = serde_json::json!({"linux": {"cgroupsPath": name}});
+        std::fs::write(folder.path().join(CONFIG), config.to_string()).unwrap();
+        let (name, roots) = places(folder.path()).unwrap().unwrap();
+        let counter = folder.path().join("counter");
+        let mut is_tried = false;
+        for cgroup in roots.iter().map(|root| root.join(&name)) {
+            if std::fs::create_dir(&cgroup).is_err() {
+                continue;
+            }
+            let has_freezer =
+                ["cgroup.freeze", "freezer.state"].iter().any(|it| cgroup.join(it).exists());
+            if has_freezer {
+                assert!(Freezer::of(folder.path()).is_none(), "without a process");
+                let text = "n=0; while :; do n=$((n+1)); echo $n >\"$0\"; done";
+                let mut program =
+                    Command::new("sh").args(["-c", text]).arg(&counter).spawn().unwrap();
+                let moved = write_existing(&cgroup.join("cgroup.procs"), &program.id().to_string());
+                if moved.is_ok() {
+                    is_tried = true;
+                    check_freezer(&Freezer::of(folder.path()).unwrap(), &counter);
+                }
+                program.kill().unwrap();
+                program.wait().unwrap();
+            }
+            std::fs::remove_dir(&cgroup).unwrap();
+        }
+        if !is_tried {
+            testing::skipped("no freezer of this host is writable");
+        }
+    }
+
+    fn check_freezer(freezer: &Freezer, counter: &Path) {
+        let count = || std::fs::read_to_string(counter).unwrap_or_default();
+        for _ in 0..20 {
+            let before = count();
+            while count() == before {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            freezer.freeze().unwrap();
+            let frozen = count();
+            std::thread::sleep(Duration::from_millis(20));
+            assert_eq!(count(), frozen, "{freezer:?}");
+            freezer.thaw();
+        }
+        // Nothing happens to a program that is not frozen.
+        freezer.thaw();
     }
 
     #[test]

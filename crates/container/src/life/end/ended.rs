@@ -1,16 +1,18 @@
 //! Takes down a container whose program has ended, and keeps its writable layer if requested.
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use kernel::process::{Done, finish_behind};
 use store::{ContainerDir, ContainerError};
 
-use crate::folder::{FILESTORE, LAYER};
+use crate::folder::{FILESTORE, LAYER, REQUEST, STATE_BEFORE, USERNS, WRITABLE};
 use crate::life::end::teardown;
 use crate::life::filestores::Filestores;
 use crate::life::log::add_sentence;
 use crate::life::mount_staging::Stage;
+use crate::life::state::StateBefore;
 use crate::life::{background, writable_layer};
 use crate::root::headroom::Headroom;
 use crate::root::{Root, TrustedImage, upper_dir};
@@ -31,6 +33,25 @@ pub(crate) struct Ended {
     /// Held until the teardown is complete, like `_directory`.
     pub(crate) _image: TrustedImage,
     pub(crate) _directory: Option<OwnedFd>,
+    pub(crate) _lock: Option<OwnedFd>,
+}
+
+/// Files without which a kept container cannot be started again after a crash of the host.
+const NEEDED: [&str; 4] = [REQUEST, STATE_BEFORE, WRITABLE, USERNS];
+
+/// Writes the files that another start needs to the disk. If this fails, they may be damaged after a crash of the
+/// host, which is then reported.
+pub(crate) fn sync_needed(folder: &Path, id: &str) {
+    let sync = |path: &Path| match File::open(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        file => file.and_then(|it| it.sync_all()),
+    };
+    let files = NEEDED.iter().map(|name| folder.join(name)).chain([folder.to_owned()]);
+    for path in files {
+        if let Err(error) = sync(&path) {
+            tracing::debug!(id, %error, "cannot sync {}", path.display());
+        }
+    }
 }
 
 /// Flushes the layer of an ended container to the disk, in a process without the container's locks, so that other
@@ -38,6 +59,7 @@ pub(crate) struct Ended {
 fn settle_behind(folder: &Path, id: &str) {
     let layer = folder.join(LAYER);
     let work = || {
+        sync_needed(folder, id);
         if let Err(error) = upper_dir::settle(&layer) {
             tracing::debug!(%error, "the container's changes are not synced, so they are refused \
                 after a restart of the host");
@@ -100,11 +122,14 @@ impl Ended {
         Filestores::remove(&self.path, &self.stage);
         self.stage.shut_down();
         background::clear(&self.path, &self.id);
+        if let Err(error) = StateBefore::restore(&self.path) {
+            tracing::debug!(id = self.id, %error, "the next command restores the container's state");
+        }
         let lost = match writable_layer::WritesPlace::load(&self.path) {
             Some(writable_layer::WritesPlace::Folder { .. }) if kept => {
                 return settle_behind(&self.path, &self.id);
             }
-            _ if kept => return,
+            _ if kept => return sync_needed(&self.path, &self.id),
             Some(writable_layer::WritesPlace::Filestore { .. }) => {
                 // The layer is removed first, because it may have filled the disk.
                 drop(std::fs::remove_file(self.path.join(FILESTORE)));

@@ -9,7 +9,7 @@ use store::{FoundContainer, Store};
 use crate::folder::{self, LATE, RUNTIME_PATH};
 use crate::life::background;
 use crate::life::end::teardown;
-use crate::life::state::State;
+use crate::life::state::{State, StateBefore};
 use crate::root::share::Superblock;
 use crate::runtime::call::DELETION;
 
@@ -94,8 +94,9 @@ pub fn clear_dead(store: &Store, sweep: Sweep, now: &dyn Fn() -> i64) -> (u64, V
             continue;
         }
         // If there is no state, the container's start was never reported. If the state cannot be read, the start
-        // counts as reported.
-        let keep = keep && !matches!(State::load(&folder), Ok(None));
+        // counts as reported. An earlier state is that of a container that was being started again.
+        let is_new = matches!(State::load(&folder), Ok(None)) && !StateBefore::exists(&folder);
+        let keep = keep && !is_new;
         let locked = match store.containers.lock(&id) {
             Ok(Some(locked)) => locked,
             Ok(None) => continue,

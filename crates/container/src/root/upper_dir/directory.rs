@@ -29,18 +29,6 @@ pub(crate) fn last_use(directory: BorrowedFd<'_>) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).trim().to_owned())
 }
 
-/// Prepares a layer in a directory that was created only for this root.
-pub(super) fn prepare_folder(
-    directory: BorrowedFd<'_>,
-    image: Shown<'_>,
-    durability: Durability,
-) -> Result<WritableLayer, UpperError> {
-    if durability == Durability::Volatile {
-        write(directory, BOOT, &read(CWD, "/proc/sys/kernel/random/boot_id")?)?;
-    }
-    layer_in(directory, image, durability)
-}
-
 /// Opens the layer in a directory through a separate mount. `mountinfo` shows paths relative to the root of that
 /// mount, so it reveals no paths of the host. Older kernels accept layers only by the names of descriptors, and stack
 /// no detached mounts.
@@ -59,13 +47,11 @@ fn layer_in(
 }
 
 /// Prepares a layer in a directory that may have been used before.
-pub(super) fn prepare_directory(
+pub(super) fn prepare_used(
     directory: BorrowedFd<'_>,
     image: Shown<'_>,
     durability: Durability,
-    map: Option<&IdMap>,
 ) -> Result<WritableLayer, UpperError> {
-    check_map(directory, map)?;
     let boot = read(CWD, "/proc/sys/kernel/random/boot_id")?;
     if let Some(incompatible) = incompatible(directory)? {
         check_boot(directory, &boot)?;
@@ -77,18 +63,30 @@ pub(super) fn prepare_directory(
     if durability == Durability::Volatile {
         write(directory, BOOT, &boot)?;
     }
-    // Each read of this file returns a new number. Source: Linux Documentation/admin-guide/sysctl/kernel.rst.
-    write(directory, USE, &read(CWD, "/proc/sys/kernel/random/uuid")?)?;
     layer_in(directory, image, durability)
 }
 
-/// Removes the mark.
+/// Notes another use of a directory.
+pub(super) fn note_use(directory: BorrowedFd<'_>) -> Result<(), Errno> {
+    // Each read of this file returns a new number. Source: Linux Documentation/admin-guide/sysctl/kernel.rst.
+    write(directory, USE, &read(CWD, "/proc/sys/kernel/random/uuid")?)
+}
+
+/// Removes the mark, unless another process has just removed it: the process that syncs the layer of a container that
+/// has ended holds no lock.
 fn unmark(incompatible: BorrowedFd<'_>) -> Result<(), Errno> {
-    match rustix::fs::unlinkat(incompatible, DIRTY, AtFlags::empty()) {
-        Ok(()) | Err(Errno::NOENT) => {}
-        Err(errno) => return Err(errno),
+    for (name, flags) in [(DIRTY, AtFlags::empty()), (VOLATILE, AtFlags::REMOVEDIR)] {
+        match rustix::fs::unlinkat(incompatible, name, flags) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(errno) => return Err(errno),
+        }
     }
-    rustix::fs::unlinkat(incompatible, VOLATILE, AtFlags::REMOVEDIR)
+    Ok(())
+}
+
+/// Removes the mark of a layer whose data is known to be complete.
+pub(super) fn remove_mark(directory: BorrowedFd<'_>) -> Result<(), Errno> {
+    incompatible(directory)?.map_or(Ok(()), |marked| unmark(marked.as_fd()))
 }
 
 /// Makes unsynced data in a directory survive a restart of the host. An overlay must not be writing to the directory.
@@ -126,7 +124,7 @@ pub(crate) fn open_upper(parent: BorrowedFd<'_>) -> Result<OwnedFd, UpperError> 
 }
 
 /// Checks that the owners in a directory belong to this map, and notes the map in a new directory.
-fn check_map(directory: BorrowedFd<'_>, map: Option<&IdMap>) -> Result<(), UpperError> {
+pub(super) fn check_map(directory: BorrowedFd<'_>, map: Option<&IdMap>) -> Result<(), UpperError> {
     let wanted = map.map(ToString::to_string).unwrap_or_default();
     match rustix::fs::statat(directory, "upper", AtFlags::SYMLINK_NOFOLLOW) {
         Ok(_) => {

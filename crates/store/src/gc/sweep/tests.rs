@@ -188,6 +188,7 @@ fn a_collection_takes_nothing_that_news_needs() {
                 keep: true,
                 shared: None,
                 boot: None,
+                snapshot: None,
             };
             drop(store.create_container("new", &record)?);
             Ok(())

@@ -535,6 +535,7 @@ fn a_kept_container_survives_a_crash_at_any_moment() {
                 keep: true,
                 shared: None,
                 boot: None,
+                snapshot: None,
             };
             drop(store.create_container("kept", &record).unwrap());
         },

@@ -49,6 +49,7 @@ fn in_a_child() {
         "import-once" => drop(import(&store, "once", &sample("once", 3)).unwrap()),
         "import" => loop_over(&store, false),
         "import-and-collect" => loop_over(&store, true),
+        "snapshots" => super::container_snapshots::publish_forever(&store),
         // Publishes the ref before its objects. The test must detect that.
         "broken" => loop {
             for file in std::fs::read_dir(Path::new(&directory).join("objects")).unwrap() {
@@ -127,7 +128,8 @@ fn kill_9_at_random_moments_loses_nothing() {
     let mut refs = 0;
     for _ in 0..kills {
         let moment = hundredth * u32::try_from(20 + random.below(230)).unwrap();
-        refs += kill_after(directory.path(), &["import", "import-and-collect"], moment).unwrap();
+        let tasks = ["import", "import-and-collect", "snapshots"];
+        refs += kill_after(directory.path(), &tasks, moment).unwrap();
     }
     assert!(refs > 0, "no import was ever complete");
 }

@@ -1,13 +1,30 @@
-//! Arguments of `run`.
+//! Arguments of `run`, and of the other verbs that make a container.
 
 use std::ffi::OsString;
 
+use anyhow::Context as _;
 use clap::Args;
 
 use crate::args::{ContainerOptions, LogSize, Tty};
 
 #[derive(Debug, Args)]
 pub(crate) struct Run {
+    /// Run in the background; `ps` lists the container, `logs` prints its output, `rm` removes it
+    #[arg(short, long)]
+    pub(crate) detach: bool,
+    /// Remove the container when it ends, which is the default without --detach
+    #[arg(long)]
+    pub(crate) rm: bool,
+    #[command(flatten)]
+    pub(crate) tty: Tty,
+    #[command(flatten)]
+    pub(crate) new: NewContainer,
+}
+
+// The image, the command, and the settings of a new container. A doc comment here would become the title of each verb
+// with these options.
+#[derive(Debug, Args)]
+pub(crate) struct NewContainer {
     #[command(flatten)]
     pub(crate) wanted: ContainerOptions,
     /// Publish ports of the container on ports of the host; implies `--network pasta`. Without HOST, Quire chooses a
@@ -18,12 +35,6 @@ pub(crate) struct Run {
     /// runsc (gVisor), pipes, sockets and an empty /tmp are in memory, so `commit` does not store them
     #[arg(long, env = "QUIRE_RUNTIME", value_name = "RUNTIME")]
     pub(crate) runtime: Option<OsString>,
-    /// Run in the background; `ps` lists the container, `logs` prints its output, `rm` removes it
-    #[arg(short, long)]
-    pub(crate) detach: bool,
-    /// Remove the container when it ends, which is the default without --detach
-    #[arg(long)]
-    pub(crate) rm: bool,
     /// Kill the container after this many seconds; the exit code is then 255. The default, 0, means no limit
     #[arg(long, value_name = "SECONDS", default_value_t = 0, hide_default_value = true)]
     pub(crate) timeout: u32,
@@ -40,11 +51,28 @@ pub(crate) struct Run {
     /// Name the container: 1 to 64 letters, digits, `-`, `_` and `.`. The default is twelve random hexadecimal digits
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
-    #[command(flatten)]
-    pub(crate) tty: Tty,
+    /// Begin with this snapshot of a container, by its name or id, instead of an image: all words after the options are
+    /// then the command and its arguments
+    #[arg(long, value_name = "SNAPSHOT")]
+    pub(crate) from: Option<String>,
     /// Name or id of the image, or the first digits of its id (6 or more)
-    pub(crate) image: String,
+    #[arg(required_unless_present = "from")]
+    image: Option<OsString>,
     /// Command and arguments; by default those of the image
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    pub(crate) command: Vec<OsString>,
+    command: Vec<OsString>,
+}
+
+impl NewContainer {
+    /// Returns the name of the image. It is empty if the container begins with a snapshot.
+    pub(crate) fn image(&self) -> anyhow::Result<&str> {
+        let image = self.image.as_deref().filter(|_| self.from.is_none()).unwrap_or_default();
+        image.to_str().with_context(|| format!("{image:?} is not UTF-8"))
+    }
+
+    /// Returns the command and its arguments.
+    pub(crate) fn command(&self) -> Vec<OsString> {
+        let first = self.image.iter().filter(|_| self.from.is_some());
+        first.chain(&self.command).cloned().collect()
+    }
 }

@@ -9,13 +9,13 @@ use crate::session::context::Context;
 use crate::verbs::containers::container_options::{
     GivenFiles, bundle_options, disk, init_wish, terminal, writable_wish,
 };
-use crate::verbs::containers::hosts::name_files;
+use crate::verbs::containers::hosts::names_wish;
 use crate::verbs::containers::network::pasta;
-use crate::verbs::containers::run::args::Run;
+use crate::verbs::containers::run::args::{NewContainer, Run};
 use crate::verbs::containers::security;
 
 /// Returns the terminal of a container. A container in the background has none.
-pub(super) fn terminal_of_run(args: &Run) -> anyhow::Result<Terminal> {
+fn terminal_of_run(args: &Run) -> anyhow::Result<Terminal> {
     if !args.detach {
         return terminal(args.tty.when());
     }
@@ -31,24 +31,37 @@ pub(super) fn terminal_of_run(args: &Run) -> anyhow::Result<Terminal> {
     Ok(Terminal::None)
 }
 
-/// Returns the options of the command line of `run`.
+/// How long a container is kept, and its terminal.
+pub(in crate::verbs::containers) struct RequestedLife {
+    pub(in crate::verbs::containers) terminal: Terminal,
+    /// Whether the container is kept when it has ended.
+    pub(in crate::verbs::containers) keep: bool,
+}
+
+impl RequestedLife {
+    pub(super) fn of_run(args: &Run) -> anyhow::Result<Self> {
+        Ok(Self { terminal: terminal_of_run(args)?, keep: args.detach && !args.rm })
+    }
+}
+
+/// Returns the options of the command line.
 pub(super) fn container_wish(
     context: &Context,
-    args: &Run,
-    terminal: Terminal,
+    args: &NewContainer,
+    life: &RequestedLife,
     id: String,
     given: GivenFiles,
 ) -> anyhow::Result<ContainerRequest> {
     let wanted = &args.wanted;
     let writable = writable_wish(context, wanted, disk(context).as_deref());
     let mut bundle =
-        bundle_options(wanted, &args.command, terminal, &id, writable.access(), given)?;
+        bundle_options(wanted, &args.command(), life.terminal, &id, writable.access(), given)?;
     bundle.security.apparmor = security::apparmor(context, &wanted.security)?;
     security::remark_on_labels(context, wanted);
     let pasta = pasta(context, &args.publish, wanted.network.as_ref(), &mut bundle.network)?;
     Ok(ContainerRequest {
         id,
-        names: name_files(&wanted.names, &bundle)?,
+        names: Some(names_wish(&wanted.names, &bundle.network)?),
         bundle,
         user: wanted.program.user.clone(),
         trust: wanted.trust.wish()?,
@@ -64,6 +77,7 @@ pub(super) fn container_wish(
         stop_timeout: args.stop_timeout,
         timeout: args.timeout,
         log_size: args.log_size.0,
-        keep: args.detach && !args.rm,
+        keep: life.keep,
+        snapshot: None,
     })
 }

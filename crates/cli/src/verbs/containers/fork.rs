@@ -1,0 +1,235 @@
+//! `fork`: makes containers that begin with the root of another one.
+
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use container::boot_cache::Notes;
+use container::bundle::userns::IdMap;
+use container::life::end::reap::{Sweep, clear_dead};
+use container::life::lookup::{KnownContainer, find_container};
+use container::life::monitor_report::{MonitorReport, StartReport};
+use container::life::prepare::{AdmittedImage, CallerEnvironment, prepare, random_id};
+use container::plan::ContainerPlan;
+use container::request::{ChildBase, StoredRequest};
+use container::runtime::Runtime;
+use container::snapshot::take::SnapshotName;
+use kernel::process::{Signals, start_behind};
+use store::{ContainerSnapshot, OpenOptions, Store};
+
+use crate::Answer;
+use crate::args::Program;
+use crate::output::report;
+use crate::session::context::{Context, now};
+use crate::session::signals::FORWARDED;
+use crate::session::ways::Ways;
+use crate::verbs::VerbArgs;
+use crate::verbs::containers::container_options::image_config;
+use crate::verbs::containers::exec::{Exec, exec};
+use crate::verbs::containers::run::not_started;
+use crate::verbs::containers::security;
+use crate::verbs::containers::snapshot::{settle_behind, take_snapshot};
+use crate::verbs::containers::start::{image, shared_store, usual};
+use crate::verbs::exit_codes::START_CODES;
+
+/// Most containers that one call makes.
+const COUNT_MAX: i64 = 10_000;
+
+#[derive(Debug, Args)]
+pub(crate) struct Fork {
+    /// The container, which runs or has ended
+    pub(crate) container: String,
+    /// Make this many containers
+    #[arg(short = 'n', long = "count", value_name = "N", default_value = "1",
+        value_parser = clap::value_parser!(u32).range(1..=COUNT_MAX))]
+    pub(crate) count: u32,
+    /// Name them like this, where `{}` stands for a number from 1 on; without `{}`, and with more than one container,
+    /// the number follows the name. The default is twelve random hexadecimal digits
+    #[arg(long, value_name = "PATTERN")]
+    pub(crate) name: Option<String>,
+    /// Begin with this snapshot of the container, instead of a new one
+    #[arg(long, value_name = "SNAPSHOT")]
+    pub(crate) from: Option<String>,
+    /// Run this command with `sh -c` in each new container after its start, with its number in the variable QUIRE_FORK
+    #[arg(long, value_name = "COMMAND")]
+    pub(crate) hook: Option<String>,
+}
+
+impl VerbArgs for Fork {
+    const NAME: &'static str = "fork";
+    const ABOUT: &'static str = "Make containers that begin with the root of another one";
+    const DETAILS: &'static str = "The new containers have the image, the settings and the changes of the container, and \
+        their own writable layers. They run its command from the beginning: processes and memory are not copied. They \
+        publish no ports, because those of the container are in use, and share its volumes.\n\n\
+        The container continues. Quire freezes it only to copy what has changed during the copy of its changes; see \
+        `quire snapshot`.";
+    const EXAMPLES: &'static str = "quire fork agent\n  quire fork agent -n 8 --name 'try-{}' --hook 'git checkout -b try-$QUIRE_FORK'";
+    const PRINTS_JSON: bool = false;
+    const EXIT_CODES: &'static str = START_CODES;
+
+    fn call(&self, context: &Context) -> anyhow::Result<Answer> {
+        fork(context, self)
+    }
+}
+
+/// Returns the name of a child, or `None` for a random one.
+fn child_name(pattern: Option<&str>, number: u32, count: u32) -> Option<String> {
+    let pattern = pattern?;
+    Some(match pattern.contains("{}") {
+        true => pattern.replace("{}", &number.to_string()),
+        false if count == 1 => pattern.to_owned(),
+        false => format!("{pattern}-{number}"),
+    })
+}
+
+fn fork(context: &Context, args: &Fork) -> anyhow::Result<Answer> {
+    let store = context.open(OpenOptions::write())?;
+    let parent = find_container(&store, &args.container)?;
+    let stored = StoredRequest::load(&parent.folder, &parent.id)?;
+    let mut names = Vec::new();
+    for number in 1..=args.count {
+        let name = child_name(args.name.as_deref(), number, args.count);
+        let id = name.map_or_else(random_id, Ok)?;
+        store::check_id(&id)?;
+        names.push(id);
+    }
+    // A taken name is found before the container is frozen.
+    for id in &names {
+        if store.containers.get(id)?.is_some() {
+            bail!("container {id} already exists: choose another --name");
+        }
+    }
+    let snapshot = match &args.from {
+        Some(name) => of_parent(store.container_snapshots.find(name)?, &parent)?,
+        None => {
+            let taken = take_snapshot(&store, &parent.id, &SnapshotName::None)?;
+            settle_behind(&store, &taken.snapshot.id);
+            taken.snapshot
+        }
+    };
+    let map = snapshot.record.map.as_ref().map(|_| IdMap::noted(&parent.folder));
+    let map = match map {
+        Some(None) => bail!("the map of the user ids of container {} is missing", parent.id),
+        Some(map) => map,
+        None => None,
+    };
+    let base = ChildBase { snapshot: Some(snapshot.id.clone()), map };
+    let signals = Arc::new(Signals::block(&FORWARDED)?);
+    let asked = Arc::clone(&signals);
+    store.give_up_when(move || asked.ending().is_some());
+    let forker = Forker { context, store: &store, parent: &parent, stored, base, signals };
+    for id in &names {
+        if let Some(answer) = forker.begin(id)? {
+            return Ok(answer);
+        }
+        report::line(id)?;
+    }
+    // From here on, only the children keep the snapshot.
+    drop(snapshot);
+    // A command in a container needs its own mount namespace, in which no further root can be made.
+    for (id, number) in names.iter().zip(1..) {
+        if let Some(hook) = &args.hook {
+            run_hook(context, id, hook, number)?;
+        }
+    }
+    Ok(Answer::Yes)
+}
+
+/// Checks that a snapshot is one of the container's.
+fn of_parent(
+    snapshot: ContainerSnapshot,
+    parent: &KnownContainer,
+) -> anyhow::Result<ContainerSnapshot> {
+    match snapshot.record.container == parent.id {
+        true => Ok(snapshot),
+        false => bail!(
+            "snapshot {} is of container {}: use `quire fork {}`, or `quire run --from`",
+            snapshot.record.name.as_deref().unwrap_or(&snapshot.id),
+            snapshot.record.container,
+            snapshot.record.container
+        ),
+    }
+}
+
+/// Starts the children of a container.
+struct Forker<'a> {
+    context: &'a Context,
+    store: &'a Store,
+    parent: &'a KnownContainer,
+    stored: StoredRequest,
+    base: ChildBase,
+    signals: Arc<Signals>,
+}
+
+impl Forker<'_> {
+    /// Starts a child, and waits until it runs. Returns the answer of the program if a signal has arrived.
+    fn begin(&self, id: &str) -> anyhow::Result<Option<Answer>> {
+        let Self { context, store, parent, .. } = *self;
+        let damaged = || format!("container {} is damaged", parent.id);
+        let record = parent.record.as_ref().with_context(damaged)?;
+        let (_, living) = clear_dead(store, Sweep::Brief, &|| now().0);
+        let shared = shared_store(context, record.shared.as_deref())?;
+        let images = shared.as_ref().unwrap_or(store);
+        let image = image(context, images, record)?;
+        let config = image_config(images, image.found())?;
+        let mut wish = self.stored.clone().for_child(id, self.base.clone());
+        wish.bundle.security.renew().context("cannot have a device of the container")?;
+        wish.bundle.security.apparmor = security::apparmor_again(context, &wish.bundle.security)?;
+        let search = context.search();
+        let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR");
+        let notes = Notes::of_user(context.who(), runtime_dir.as_deref());
+        let runtime = Runtime::at(self.stored.runtime.clone());
+        let plan = ContainerPlan::new(config, wish, runtime.kind)?;
+        let trust = usual()?;
+        let ways = Ways::new(context.who(), &trust);
+        let input = std::io::stdin();
+        let around = CallerEnvironment {
+            search: &search,
+            now: now(),
+            unique: &random_id()?,
+            terminal: input.as_fd(),
+            notes: notes.as_ref(),
+            via: ways.via(&trust),
+            remark: &|text| context.remark(text),
+            is_asked_to_end: &|| self.signals.ending().is_some(),
+        };
+        let image = AdmittedImage { store: images, image };
+        let signals = Arc::clone(&self.signals);
+        let ready = prepare(store, image, plan, runtime, &living, signals, &around)?;
+        let (report, monitor) = start_behind(|report| ready.watch(report, None, &|| now().0))?;
+        match MonitorReport::new(id, report).wait(&monitor, &self.signals)? {
+            StartReport::Runs => Ok(None),
+            how => not_started(how).map(Some),
+        }
+    }
+}
+
+/// Runs the hook in a child. A hook that fails is an error, and the child stays.
+fn run_hook(context: &Context, id: &str, hook: &str, number: u32) -> anyhow::Result<()> {
+    let program = Program { env: vec![format!("QUIRE_FORK={number}")], ..usual()? };
+    let command = ["sh", "-c", hook].map(str::to_owned).to_vec();
+    let args = Exec { program, tty: usual()?, container: id.to_owned(), command };
+    match exec(context, &args)? {
+        Answer::Program(0) => Ok(()),
+        Answer::Program(code) => bail!("the hook of container {id} ended with {code}"),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::child_name;
+
+    #[test]
+    fn patterns_become_names() {
+        let check = |pattern, number, count, expect: Option<&str>| {
+            assert_eq!(child_name(pattern, number, count).as_deref(), expect);
+        };
+        check(None, 1, 1, None);
+        check(Some("a"), 1, 1, Some("a"));
+        check(Some("a"), 3, 4, Some("a-3"));
+        check(Some("a{}b"), 3, 4, Some("a3b"));
+        check(Some("{}"), 1, 1, Some("1"));
+    }
+}

@@ -1,0 +1,71 @@
+//! `restart`: stops containers and starts them again, in their own folders.
+
+use anyhow::bail;
+use clap::Args;
+use container::life::end::stop::{self, StopOptions};
+use container::life::lookup::{KnownContainer, find_container};
+use store::OpenOptions;
+
+use crate::Answer;
+use crate::output::report;
+use crate::session::context::{Context, now};
+use crate::verbs::VerbArgs;
+use crate::verbs::containers::start::{Begun, Starter};
+use crate::verbs::exit_codes::START_CODES;
+
+#[derive(Debug, Args)]
+pub(crate) struct Restart {
+    /// Names of containers
+    #[arg(required = true)]
+    pub(crate) containers: Vec<String>,
+    /// Kill a running container after this many seconds; by default the value of `run --stop-timeout`, or 10
+    #[arg(short, long, alias = "timeout", value_name = "SECONDS")]
+    pub(crate) time: Option<u32>,
+}
+
+impl VerbArgs for Restart {
+    const NAME: &'static str = "restart";
+    const ABOUT: &'static str = "Stop containers if they run, and start them again";
+    const DETAILS: &'static str = "A container keeps its settings, its name, its ports and its changes, as with \
+        `quire start`.";
+    const EXAMPLES: &'static str = "quire restart web\n  quire restart --time 30 web db";
+    const PRINTS_JSON: bool = false;
+    const EXIT_CODES: &'static str = START_CODES;
+
+    fn call(&self, context: &Context) -> anyhow::Result<Answer> {
+        restart(context, self)
+    }
+}
+
+fn restart(context: &Context, args: &Restart) -> anyhow::Result<Answer> {
+    let store = context.open(OpenOptions::write())?;
+    let found = args.containers.iter().map(|name| find_container(&store, name));
+    let found = found.collect::<Result<Vec<_>, _>>()?;
+    for known in &found {
+        // Such a container would be gone when it is to be started.
+        if known.record.as_ref().is_some_and(|it| !it.keep) {
+            bail!("container {} is removed when it ends, so it cannot be started again", known.id);
+        }
+    }
+    let ids: Vec<_> = found.iter().map(|it| it.id.clone()).collect();
+    let running: Vec<_> = found.into_iter().filter(|it| !it.is_created).collect();
+    let wish = StopOptions { signal: None, timeout: args.time };
+    stop_all(context, &store, running, wish)?;
+    let starter = Starter::new(context, &store)?;
+    for id in ids {
+        match starter.begin(&id)? {
+            Begun::Runs(_) | Begun::Ran => report::line(&id)?,
+            Begun::Failed(answer) => return Ok(answer),
+        }
+    }
+    Ok(Answer::Yes)
+}
+
+fn stop_all(
+    context: &Context,
+    store: &store::Store,
+    running: Vec<KnownContainer>,
+    wish: StopOptions,
+) -> anyhow::Result<()> {
+    Ok(stop::stop(store, running, wish, &|| now().0, &|text| context.remark(text))?)
+}

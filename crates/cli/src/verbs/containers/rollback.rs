@@ -1,0 +1,108 @@
+//! `rollback`: replaces a container's changes by those in a snapshot.
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use container::life::end::stop::{self, StopOptions};
+use container::life::lookup::{KnownContainer, find_container};
+use store::{ContainerSnapshot, OpenOptions, Store};
+
+use crate::Answer;
+use crate::output::report;
+use crate::session::context::{Context, now};
+use crate::verbs::VerbArgs;
+use crate::verbs::containers::start::{Begun, Starter};
+use crate::verbs::exit_codes::START_CODES;
+
+#[derive(Debug, Args)]
+pub(crate) struct Rollback {
+    /// The container, which must be one that is kept after its end
+    pub(crate) container: String,
+    /// Name or id of a snapshot; by default the newest of the container that has a name
+    pub(crate) snapshot: Option<String>,
+    /// Go back to the image: remove all changes
+    #[arg(long, conflicts_with = "snapshot")]
+    pub(crate) image: bool,
+    /// Kill a running container after this many seconds; by default the value of `run --stop-timeout`, or 10
+    #[arg(short, long, alias = "timeout", value_name = "SECONDS")]
+    pub(crate) time: Option<u32>,
+}
+
+impl VerbArgs for Rollback {
+    const NAME: &'static str = "rollback";
+    const ABOUT: &'static str = "Bring a container's root back to a snapshot";
+    const DETAILS: &'static str = "The container's processes end, all changes since the snapshot are removed, and if it \
+        was running, its command starts again, with the same name, network, ports and volumes. What it wrote into \
+        volumes stays. Take a snapshot first if the present state may be needed.";
+    const EXAMPLES: &'static str =
+        "quire rollback web\n  quire rollback --time 0 web before-upgrade";
+    const PRINTS_JSON: bool = false;
+    const EXIT_CODES: &'static str = START_CODES;
+
+    fn call(&self, context: &Context) -> anyhow::Result<Answer> {
+        roll_back(context, self)
+    }
+}
+
+fn roll_back(context: &Context, args: &Rollback) -> anyhow::Result<Answer> {
+    let store = context.open(OpenOptions::write())?;
+    let found = find_container(&store, &args.container)?;
+    let record = found.record.as_ref();
+    let record = record.with_context(|| format!("container {} is damaged", found.id))?;
+    if !record.keep {
+        bail!("container {} is removed when it ends, so it cannot be rolled back", found.id);
+    }
+    // It stays open, so that it cannot be removed before the container needs it.
+    let snapshot = match args.image {
+        true => None,
+        false => Some(snapshot(&store, &found, args.snapshot.as_deref())?),
+    };
+    let target = snapshot.as_ref().map(|it| it.id.as_str());
+    let id = found.id.clone();
+    let was_running = found.is_running();
+    if was_running {
+        let wish = StopOptions { signal: None, timeout: args.time };
+        stop::stop(&store, vec![found], wish, &|| now().0, &|text| context.remark(text))?;
+    }
+    let starter = Starter::new(context, &store)?;
+    match starter.roll_back(&id, target, was_running)? {
+        Some(Begun::Failed(answer)) => Ok(answer),
+        _ => report::line(&id).map(|()| Answer::Yes),
+    }
+}
+
+/// Finds the snapshot, which must be of the same image and have the same owners.
+fn snapshot(
+    store: &Store,
+    container: &KnownContainer,
+    name: Option<&str>,
+) -> anyhow::Result<ContainerSnapshot> {
+    let id = &container.id;
+    let Some(name) = name else {
+        let all = store.container_snapshots.all()?.into_iter();
+        let own = all.filter_map(|(snapshot, record)| {
+            let record = record.ok().filter(|it| it.container == *id && it.name.is_some())?;
+            // The record has only seconds.
+            let folder = store.container_snapshots.find(&snapshot).ok()?.path().to_owned();
+            let born = std::fs::metadata(folder).and_then(|it| it.created()).ok();
+            Some((record.created.0, born, snapshot))
+        });
+        let newest = own.max().with_context(|| {
+            format!(
+                "container {id} has no snapshot: `quire snapshot create {id}` takes one, and \
+                `quire rollback --image {id}` removes all changes"
+            )
+        })?;
+        return Ok(store.container_snapshots.find(&newest.2)?);
+    };
+    let found = store.container_snapshots.find(name)?;
+    let record = container.record.as_ref();
+    let map = std::fs::read_to_string(container.folder.join(container::folder::USERNS)).ok();
+    if record.is_none_or(|it| it.image != found.record.image) || map != found.record.map {
+        bail!(
+            "snapshot {name} is of container {}, whose image or user ids are others than those of {id}: use `quire \
+            run --from {name}`",
+            found.record.container
+        );
+    }
+    Ok(found)
+}

@@ -1,0 +1,324 @@
+//! `start`: starts containers that were created, or that have ended, in their own folders.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::{Seek as _, SeekFrom};
+use std::iter;
+use std::os::fd::AsFd as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context as _, bail};
+use clap::{ArgMatches, Args, Command};
+use container::boot_cache::Notes;
+use container::life::background;
+use container::life::end::reap::{Sweep, clear_dead};
+use container::life::kept::KeptContainer;
+use container::life::log::Halves;
+use container::life::lookup::{KnownContainer, find_at_rest, find_container};
+use container::life::monitor_report::{MonitorReport, StartReport};
+use container::life::prepare::{AdmittedImage, CallerEnvironment, random_id, restart};
+use container::life::rollback::roll_back;
+use container::network::Ports;
+use kernel::process::{Requests, Signals, start_behind};
+use store::{ContainerRecord, OpenOptions, PermittedImage, Resolved, Store};
+
+use crate::Answer;
+use crate::args::Trust;
+use crate::output::report;
+use crate::session::context::{Context, now};
+use crate::session::signals::FORWARDED;
+use crate::session::ways::Ways;
+use crate::verbs::VerbArgs;
+use crate::verbs::containers::container_options::image_config;
+use crate::verbs::containers::run::{not_started, runtime};
+use crate::verbs::containers::{logs, security};
+use crate::verbs::exit_codes::START_CODES;
+
+#[derive(Debug, Args)]
+pub(crate) struct Start {
+    /// Names of containers
+    #[arg(required = true)]
+    pub(crate) containers: Vec<String>,
+    /// Print the container's output until it ends, pass signals on to it, and exit with its exit code
+    #[arg(short, long)]
+    pub(crate) attach: bool,
+}
+
+impl VerbArgs for Start {
+    const NAME: &'static str = "start";
+    const ABOUT: &'static str = "Start containers that were created or have ended";
+    const DETAILS: &'static str = "A container has the settings, the name, the ports and the user ids that it had \
+        before, and its changes, except those of `--writable memory`. Its log continues. The image must still be \
+        allowed by the policies.";
+    const EXAMPLES: &'static str = "quire start web\n  quire start --attach batch";
+    const PRINTS_JSON: bool = false;
+    const EXIT_CODES: &'static str = START_CODES;
+
+    fn call(&self, context: &Context) -> anyhow::Result<Answer> {
+        start(context, self)
+    }
+}
+
+fn start(context: &Context, args: &Start) -> anyhow::Result<Answer> {
+    if args.attach && args.containers.len() > 1 {
+        bail!("--attach: only one container at a time can have this command's output");
+    }
+    let store = context.open(OpenOptions::write())?;
+    // All names are checked before any container is started.
+    for name in &args.containers {
+        find_container(&store, name)?;
+    }
+    let starter = Starter::new(context, &store)?;
+    for name in &args.containers {
+        let begun = match starter.begin(name)? {
+            Begun::Failed(answer) => return Ok(answer),
+            Begun::Ran if args.attach => bail!(
+                "container {name} is already running: `quire logs --follow {name}` prints its \
+                output"
+            ),
+            Begun::Ran => {
+                context.remark(&format!("container {name} is already running"));
+                None
+            }
+            Begun::Runs(begun) => Some(begun),
+        };
+        match begun {
+            Some(begun) if args.attach => return starter.attend(&begun),
+            _ => report::line(name)?,
+        }
+    }
+    Ok(Answer::Yes)
+}
+
+/// Result of starting a container.
+pub(super) enum Begun {
+    Runs(BegunContainer),
+    /// It was running already.
+    Ran,
+    /// It did not start, because a signal arrived.
+    Failed(Answer),
+}
+
+/// A container that was just started.
+pub(super) struct BegunContainer {
+    id: String,
+    folder: PathBuf,
+    /// The newer half of its log, after what it wrote before this start. `None` if it had no log.
+    log: Option<File>,
+}
+
+/// Starts containers of a store.
+pub(super) struct Starter<'a> {
+    context: &'a Context,
+    store: &'a Store,
+    signals: Arc<Signals>,
+    /// Names of running containers.
+    living: Vec<String>,
+}
+
+impl<'a> Starter<'a> {
+    /// Blocks signals, so that none ends this process while a folder is in the middle of a start.
+    pub(super) fn new(context: &'a Context, store: &'a Store) -> anyhow::Result<Self> {
+        let signals = Arc::new(Signals::block(&FORWARDED)?);
+        let asked = Arc::clone(&signals);
+        store.give_up_when(move || asked.ending().is_some());
+        let (_, living) = clear_dead(store, Sweep::Brief, &|| now().0);
+        Ok(Self { context, store, signals, living })
+    }
+
+    /// Starts a container, and waits until it runs.
+    pub(super) fn begin(&self, name: &str) -> anyhow::Result<Begun> {
+        let Self { store, .. } = *self;
+        let is_asked = || self.signals.ending().is_some();
+        let (known, folder) = find_at_rest(store, name, &is_asked)?;
+        let Some(folder) = folder.filter(|_| !known.is_unwatched) else { return Ok(Begun::Ran) };
+        let kept = KeptContainer::open(folder, now().0)?;
+        self.begin_kept(&known, kept)
+    }
+
+    /// Replaces the changes of a container at rest by those of a snapshot, or by none. Then starts it if it `runs`.
+    pub(super) fn roll_back(
+        &self,
+        name: &str,
+        snapshot: Option<&str>,
+        runs: bool,
+    ) -> anyhow::Result<Option<Begun>> {
+        let Self { context, store, .. } = *self;
+        let is_asked = || self.signals.ending().is_some();
+        let (known, folder) = find_at_rest(store, name, &is_asked)?;
+        let Some(folder) = folder else {
+            bail!("container {name} was started by another command: roll it back again");
+        };
+        let kept = KeptContainer::open(folder, now().0)?;
+        let kept = roll_back(store, kept, snapshot, &context.search())?;
+        if !runs {
+            return Ok(None);
+        }
+        self.begin_kept(&known, kept).map(Some)
+    }
+
+    fn begin_kept(&self, known: &KnownContainer, mut kept: KeptContainer) -> anyhow::Result<Begun> {
+        let Self { context, store, .. } = *self;
+        let is_asked = || self.signals.ending().is_some();
+        let apparmor = security::apparmor_again(context, &kept.request().bundle.security)?;
+        kept.request_mut().bundle.security.apparmor = apparmor;
+        let ports = kept.request().pasta.iter().flat_map(|it| &it.ports);
+        for port in ports {
+            Ports::check(port).with_context(|| format!("cannot start container {}", known.id))?;
+        }
+        let record = kept.record().clone();
+        let shared = shared_store(context, record.shared.as_deref())?;
+        let images = shared.as_ref().unwrap_or(store);
+        let image = image(context, images, &record)?;
+        let config = image_config(images, image.found())?;
+        let search = context.search();
+        let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR");
+        let notes = Notes::of_user(context.who(), runtime_dir.as_deref());
+        let path = kept.runtime().path.clone();
+        runtime(context, Some(path.as_os_str()), notes.as_ref())?;
+        let trust = usual::<Trust>()?;
+        let ways = Ways::new(context.who(), &trust);
+        let input = std::io::stdin();
+        let around = CallerEnvironment {
+            search: &search,
+            now: now(),
+            unique: &random_id()?,
+            terminal: input.as_fd(),
+            notes: notes.as_ref(),
+            via: ways.via(&trust),
+            remark: &|text| context.remark(text),
+            is_asked_to_end: &is_asked,
+        };
+        let image = AdmittedImage { store: images, image };
+        let signals = Arc::clone(&self.signals);
+        let ready = restart(store, image, config, kept, &self.living, signals, &around)?;
+        let (id, folder) = (ready.id().to_owned(), ready.path().to_owned());
+        let log = end_of_log(known).with_context(|| format!("cannot read the log of {id}"))?;
+        let (report, monitor) = start_behind(|report| ready.watch(report, None, &|| now().0))?;
+        match MonitorReport::new(&id, report).wait(&monitor, &self.signals)? {
+            StartReport::Runs => Ok(Begun::Runs(BegunContainer { id, folder, log })),
+            how => not_started(how).map(Begun::Failed),
+        }
+    }
+
+    /// Prints the output of a container until it ends, and returns its exit code. Signals go to the container.
+    fn attend(&self, begun: &BegunContainer) -> anyhow::Result<Answer> {
+        let BegunContainer { id, folder, log } = begun;
+        let failed = || format!("cannot read the log in {}", folder.display());
+        let log = match log {
+            Some(log) => log.try_clone().with_context(failed)?,
+            None => match Halves::open(folder).with_context(failed)? {
+                Some(Halves { newer, .. }) => newer,
+                None => bail!("container {id} has no log"),
+            },
+        };
+        let requests = RefCell::new(Requests::default());
+        let is_over = || -> anyhow::Result<bool> {
+            while let Some(received) = self.signals.next()? {
+                self.pass_on(id, folder, received.signal, &mut requests.borrow_mut());
+            }
+            // It may have been removed meanwhile.
+            let known = find_container(self.store, id);
+            known.map_or(Ok(true), |it| Ok(!it.is_alive(self.store)?))
+        };
+        logs::follow(folder, log, &is_over)?;
+        let known = find_container(self.store, id)?;
+        if let Some(reason) = known.reason() {
+            self.context.remark(reason.sentence());
+        }
+        if known.has_lost() {
+            bail!(container::life::end::ended::LOST);
+        }
+        let code = known.code();
+        let code = code.with_context(|| {
+            format!("the exit code of container {id} is unknown: its monitor was killed")
+        })?;
+        Ok(Answer::Program(u8::try_from(code).unwrap_or(u8::MAX)))
+    }
+
+    fn pass_on(
+        &self,
+        id: &str,
+        folder: &std::path::Path,
+        signal: kernel::process::Signal,
+        requests: &mut Requests,
+    ) {
+        let name = match requests.add(signal) {
+            Some(3..) => "KILL".to_owned(),
+            count => {
+                if count == Some(2) {
+                    self.context
+                        .remark("the container was signalled twice: a third signal kills it");
+                }
+                signal.as_raw().to_string()
+            }
+        };
+        if let Err(error) = background::signal(folder, id, &name) {
+            self.context.remark(&error);
+        }
+    }
+}
+
+/// Returns the store in the directory `shared`, which has a container's image. `None` for the user's own store.
+pub(super) fn shared_store(
+    context: &Context,
+    shared: Option<&str>,
+) -> anyhow::Result<Option<Store>> {
+    let Some(path) = shared else { return Ok(None) };
+    let found = context.open_shared().find(|it| it.path() == std::path::Path::new(path));
+    found.map(Some).with_context(|| {
+        format!(
+            "the container's image is in the store {path}: use --image-store {path}, if it is \
+            still shared"
+        )
+    })
+}
+
+/// Opens a container's image, if the policies allow it now.
+pub(super) fn image(
+    context: &Context,
+    images: &Store,
+    record: &ContainerRecord,
+) -> anyhow::Result<PermittedImage> {
+    let found = || Resolved {
+        image: record.image,
+        name: record.name.as_ref().and_then(|it| it.parse().ok()),
+        manifest: record.manifest,
+    };
+    let permitted = crate::session::policy::permit(context, images, found())?;
+    #[cfg(feature = "serve")]
+    {
+        use store::OpenImageError;
+
+        use crate::args::{LazyChoice, LazyOptions};
+        use crate::verbs::services::lazy;
+
+        let mut wanted = usual::<LazyOptions>()?;
+        match lazy::open(context, images, permitted, &wanted) {
+            // The container was started with --lazy, and its image is still not complete.
+            Err(error) if matches!(error.downcast_ref(), Some(OpenImageError::Partial(_))) => {
+                wanted.lazy = Some(LazyChoice::Prefer);
+                let permitted = crate::session::policy::permit(context, images, found())?;
+                lazy::open(context, images, permitted, &wanted)
+            }
+            opened => opened,
+        }
+    }
+    #[cfg(not(feature = "serve"))]
+    Ok(permitted.open(images)?)
+}
+
+/// Returns a group of options as it is if the command line has none of them.
+pub(super) fn usual<T: Args>() -> anyhow::Result<T> {
+    let command = T::augment_args(Command::new("start").no_binary_name(true));
+    let matches: ArgMatches = command.try_get_matches_from(iter::empty::<&str>())?;
+    Ok(T::from_arg_matches(&matches)?)
+}
+
+/// Returns the newer half of a container's log, at its end.
+fn end_of_log(known: &KnownContainer) -> std::io::Result<Option<File>> {
+    let Some(Halves { mut newer, .. }) = Halves::open(&known.folder)? else { return Ok(None) };
+    newer.seek(SeekFrom::End(0))?;
+    Ok(Some(newer))
+}

@@ -1,0 +1,301 @@
+//! `snapshot`, `fork`, `rollback` and `run --from`. Needs root.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::container_life::containers::{Rm, ps, start};
+use crate::container_life::runs::{place, runtimes, wait_for};
+use crate::{Place, add_programs};
+
+const PROGRAMS: [&str; 10] = [
+    "/bin/ls",
+    "/bin/rm",
+    "/bin/mv",
+    "/bin/mkdir",
+    "/bin/chmod",
+    "/bin/ln",
+    "/bin/chown",
+    "/usr/bin/find",
+    "/usr/bin/sha256sum",
+    "/usr/bin/sort",
+];
+
+/// A store whose image `a` has a shell and programs that change files, and a directory `/data`.
+fn with_programs() -> Option<Place> {
+    let place = place()?;
+    let tree = place.path("tree");
+    add_programs(&tree, &PROGRAMS);
+    for name in ["data/old/deep", "data/gone", "data/kept"] {
+        fs::create_dir_all(tree.join(name)).unwrap();
+    }
+    for number in 0..20 {
+        fs::write(tree.join(format!("data/old/deep/{number}")), format!("old {number}\n")).unwrap();
+        fs::write(tree.join(format!("data/kept/{number}")), "k".repeat(5000)).unwrap();
+    }
+    fs::write(tree.join("data/gone/file"), "gone\n").unwrap();
+    place.out(&format!("import --quiet dir:{} a", tree.display()));
+    Some(place)
+}
+
+/// Changes of every kind: removed, renamed, changed, metadata alone, links, opaque directories.
+const CHANGES: &str = "cd /data && rm -r gone && mkdir gone && echo new > gone/new && mv old renamed && \
+    echo more >> renamed/deep/3 && rm renamed/deep/4 && chmod 600 kept/5 && chown 33:44 kept/6 && ln kept/7 kept/seven && \
+    ln -s nowhere link && echo x > plain && ln plain hard && mv kept/8 renamed/deep/eight";
+
+/// Lists names, kinds, modes, owners, sizes and contents of everything that a container may have changed.
+const LISTING: &str = "cd /data && find . ! -type d -printf '%p %y %m %U:%G %s %l %n\\n' -o -printf '%p %y %m %U:%G\\n' | \
+    sort && find . -type f -exec sha256sum {} + | sort";
+
+fn exec(place: &Place, name: &str, script: &str) -> String {
+    let ran = place.run_each(&["exec", "-u", "0", name, "sh", "-c", script]);
+    assert_eq!(ran.code, Some(0), "{script}: {}", ran.err);
+    ran.out
+}
+
+/// Removes containers at the end of a test.
+fn guards<'a>(place: &'a Place, names: &'a [String]) -> Vec<Rm<'a>> {
+    names.iter().map(|it| Rm(place, it)).collect()
+}
+
+fn snapshots(place: &Place, options: &str) -> Vec<Value> {
+    let all: Value =
+        serde_json::from_str(&place.out(&format!("snapshot list --json {options}"))).unwrap();
+    all.as_array().unwrap().clone()
+}
+
+/// Starts a container that only sleeps, and makes changes of every kind in it. Returns the listing.
+fn changed(place: &Place, options: &[&str]) -> String {
+    start(place, options, "sleep 600");
+    let name = options[1];
+    exec(place, name, CHANGES);
+    let listing = exec(place, name, LISTING);
+    assert!(listing.contains("renamed/deep/3") && !listing.contains("gone/file"), "{listing}");
+    listing
+}
+
+#[test]
+fn forks_have_the_root_of_their_parent_and_their_own_changes() {
+    let Some(place) = with_programs() else { return };
+    for runtime in runtimes() {
+        for kind in ["dir", "self,size=64m", "memory"] {
+            let parent = format!("parent-{runtime}-{}", &kind[..3]);
+            let children: Vec<_> = (1..=3).map(|it| format!("{parent}-child-{it}")).collect();
+            let _guards = (Rm(&place, &parent), guards(&place, &children));
+            let expect =
+                changed(&place, &["--name", &parent, "--runtime", runtime, "--writable", kind]);
+            let pattern = format!("{parent}-child-{{}}");
+            let hook = "echo $QUIRE_FORK > /number";
+            let ran =
+                place.run_each(&["fork", "-n", "3", "--name", &pattern, "--hook", hook, &parent]);
+            assert_eq!(ran.code, Some(0), "{}", ran.err);
+            assert_eq!(ran.out.lines().collect::<Vec<_>>(), children);
+            for (child, number) in children.iter().zip(1..) {
+                assert_eq!(exec(&place, child, "cat /number"), format!("{number}\n"));
+            }
+            exec(&place, &parent, "echo parent > /data/plain");
+            exec(&place, &children[0], "echo child > /data/plain; rm -r /data/kept");
+            assert_eq!(exec(&place, &children[1], LISTING), expect, "{runtime} {kind}");
+            assert_eq!(exec(&place, &children[0], "cat /data/plain"), "child\n");
+            assert_eq!(exec(&place, &parent, "cat /data/plain"), "parent\n");
+            assert_eq!(exec(&place, &children[2], "cat /data/hard"), "x\n");
+            // The second generation has the changes of the first one as well.
+            let grandchild = format!("{parent}-grandchild");
+            let _guard = Rm(&place, &grandchild);
+            exec(&place, &children[1], "mv /data/renamed /data/again; rm /data/again/deep/3");
+            let expect = exec(&place, &children[1], LISTING);
+            place.out(&format!("fork --name {grandchild} {}", children[1]));
+            assert_eq!(exec(&place, &grandchild, LISTING), expect, "{runtime} {kind}");
+            assert_eq!(exec(&place, &grandchild, "cat /number"), "2\n");
+        }
+    }
+    place.out("fsck");
+    // Nothing needs the snapshots any more.
+    place.out("gc");
+    assert_eq!(snapshots(&place, "--all"), Vec::<Value>::new());
+}
+
+#[test]
+fn a_container_goes_back_and_keeps_its_settings() {
+    let Some(place) = with_programs() else { return };
+    fs::create_dir(place.path("volume")).unwrap();
+    let volume = format!("{}:/volume", place.path("volume").display());
+    for runtime in runtimes() {
+        for kind in ["dir", "self,size=64m", "memory"] {
+            let name = format!("back-{runtime}-{}", &kind[..3]);
+            let _guard = Rm(&place, &name);
+            let options = ["--name", &name, "--runtime", runtime, "--writable", kind];
+            let more = ["-e", "VALUE=set", "--hostname", "box", "-v", &volume];
+            let expect = changed(&place, &[&options[..], &more].concat());
+            let before = ps(&place, &name).unwrap();
+            assert_eq!(
+                place.out(&format!("snapshot create {name} first-{name}")),
+                format!("first-{name}\n")
+            );
+            exec(&place, &name, "rm -r /data; echo later > /volume/file");
+            assert_eq!(place.out(&format!("snapshot create {name}")), format!("{name}-1\n"));
+            let ran = place.run(&format!("rollback --time 0 {name} first-{name}"));
+            assert_eq!((ran.code, ran.out), (Some(0), format!("{name}\n")), "{}", ran.err);
+            assert_eq!(exec(&place, &name, LISTING), expect, "{runtime} {kind}");
+            assert_eq!(exec(&place, &name, "echo $VALUE; cat /volume/file"), "set\nlater\n");
+            let after = ps(&place, &name).unwrap();
+            assert_eq!(after["status"], "running");
+            assert_ne!(after["pid"], before["pid"]);
+            // By default to the newest, which is of the time without the directory.
+            place.out(&format!("rollback --time 0 {name}"));
+            assert!(place.run_each(&["exec", &name, "ls", "/data"]).code != Some(0));
+            // A container at rest stays at rest.
+            place.out(&format!("stop --time 0 {name}"));
+            place.out(&format!("rollback {name} first-{name}"));
+            assert_eq!(ps(&place, &name).unwrap()["status"], "exited");
+            place.out(&format!("start {name}"));
+            assert_eq!(exec(&place, &name, LISTING), expect, "{runtime} {kind}");
+            // Snapshots go in any order, and the container keeps what it needs.
+            place.out(&format!("snapshot rm first-{name} {name}-1"));
+            assert_eq!(exec(&place, &name, LISTING), expect, "{runtime} {kind}");
+            assert_eq!(snapshots(&place, ""), Vec::<Value>::new());
+            assert_eq!(snapshots(&place, "--all").len(), 1);
+            place.out(&format!("rollback --time 0 --image {name}"));
+            assert_eq!(exec(&place, &name, "cat /data/gone/file"), "gone\n");
+            place.out(&format!("rm --force {name}"));
+            fs::remove_file(place.path("volume/file")).unwrap();
+        }
+    }
+    place.out("gc");
+    assert_eq!(snapshots(&place, "--all"), Vec::<Value>::new());
+    place.out("fsck");
+}
+
+#[test]
+fn run_begins_with_a_snapshot() {
+    let Some(place) = with_programs() else { return };
+    let _guard = Rm(&place, "source");
+    let expect = changed(&place, &["--name", "source"]);
+    place.out("snapshot create source point");
+    place.out("rm --force source");
+    let ran = place.run_each(&["run", "-u", "0", "--from", "point", "--", "sh", "-c", LISTING]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), &*expect), "{}", ran.err);
+    let ran =
+        place.run_each(&["run", "-u", "0", "--read-only", "--from", "point", "sh", "-c", LISTING]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), &*expect), "{}", ran.err);
+    // The image of a snapshot stays.
+    place.out("rmi a");
+    place.out("gc");
+    let ran = place.run_each(&["run", "-u", "0", "--from", "point", "--", "sh", "-c", LISTING]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), &*expect), "{}", ran.err);
+    let ran = place.run("run --from none -- true");
+    assert!(ran.code == Some(125) && ran.err.contains("none"), "{}", ran.err);
+    place.out("snapshot rm point");
+    place.out("gc");
+    assert!(place.run("run --from point -- true").code != Some(0));
+}
+
+#[test]
+fn commit_and_diff_see_the_changes_of_a_chain() {
+    let Some(place) = with_programs() else { return };
+    let _guards = ["chain", "other"].map(|it| Rm(&place, it));
+    // `commit` needs an image with layers.
+    let layout = format!("oci:{}", place.path("layout").display());
+    place.out(&format!("export --quiet a {layout}"));
+    place.out(&format!("import --quiet {layout} a"));
+    changed(&place, &["--name", "chain"]);
+    place.out("snapshot create chain");
+    place.out("rollback --time 0 chain");
+    exec(
+        &place,
+        "chain",
+        "mv /data/renamed /data/third; rm /data/kept/1; echo z > /data/third/deep/z",
+    );
+    let expect = exec(&place, "chain", LISTING);
+    let diff = place.run("diff chain").out;
+    for line in ["/data/third/deep/z", "/data/gone/new", "/data/kept/1", "/data/old"] {
+        assert!(diff.contains(line), "{line}: {diff}");
+    }
+    place.out("commit chain committed");
+    let ran = place.run_each(&["run", "-u", "0", "committed", "--", "sh", "-c", LISTING]);
+    let without_links = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(without_links(&ran.out), without_links(&expect), "{}", ran.err);
+}
+
+#[test]
+fn a_long_chain_is_merged() {
+    let Some(place) = with_programs() else { return };
+    let _guard = Rm(&place, "long");
+    changed(&place, &["--name", "long"]);
+    for round in 0..18 {
+        // Numbers 3 and 4 have changed already.
+        let (moved, removed) = (round % 2 + 10 + round / 2, round / 2);
+        let change = format!(
+            "cd /data; echo {round} > round-{round}; mv renamed/deep/{moved} kept/r{round}; rm -f round-{removed}"
+        );
+        let _some_are_gone = place.run_each(&["exec", "-u", "0", "long", "sh", "-c", &change]);
+        let expect = exec(&place, "long", LISTING);
+        place.out("snapshot create long");
+        place.out("rollback --time 0 long");
+        assert_eq!(exec(&place, "long", LISTING), expect, "{round}");
+    }
+    let all = snapshots(&place, "--all");
+    assert!(all.iter().any(|it| it["below"].is_null() && it["name"] == "long-17"), "{all:?}");
+}
+
+/// The writers replace files by `rename`, append lines, and store through a mapping; each line and each file is whole
+/// in every fork.
+#[test]
+fn snapshots_have_whole_writes() {
+    let Some(place) = with_programs() else { return };
+    let _guard = Rm(&place, "busy");
+    // Each generation writes two files with the same number; the second one comes later.
+    let script = "mkdir /w; i=0; while :; do i=$((i+1)); echo $i > /w/.new; mv /w/.new /w/first; \
+        echo line $i of the log >> /w/log; echo $i > /w/.new; mv /w/.new /w/second; done";
+    start(&place, &["--name", "busy"], script);
+    wait_for("the writer", || {
+        place.run_each(&["exec", "busy", "cat", "/w/second"]).code == Some(0)
+    });
+    for round in 0..testing::rounds(10) {
+        let point = format!("point-{round}");
+        place.out(&format!("snapshot create busy {point}"));
+        let read = "cat /w/first /w/second; cat /w/log";
+        let ran = place.run_each(&["run", "-u", "0", "--from", &point, "--", "sh", "-c", read]);
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        let mut lines = ran.out.lines();
+        let first: u64 = lines.next().unwrap().parse().unwrap();
+        let second: u64 = lines.next().unwrap().parse().unwrap();
+        assert!(first == second || first == second + 1, "{first} {second}");
+        let count = lines.clone().count() as u64;
+        assert!(count == first || count + 1 == first, "{count} {first}");
+        for (line, number) in lines.zip(1..) {
+            assert_eq!(line, format!("line {number} of the log"));
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_is_told() {
+    let Some(place) = with_programs() else { return };
+    let _guards = ["told", "gone"].map(|it| Rm(&place, it));
+    start(&place, &["--name", "told"], "sleep 600");
+    let check = |line: &str, expect: &str| {
+        let ran = place.run(line);
+        assert!(ran.code != Some(0) && ran.err.contains(expect), "{line}: {} {}", ran.out, ran.err);
+    };
+    check("snapshot create", "quire snapshot create CONTAINER");
+    check("snapshot create none", "none");
+    check("snapshot create told -x", "-x");
+    check("snapshot rm", "quire snapshot list");
+    check("snapshot rm none", "none");
+    check("rollback told", "quire snapshot create told");
+    check("rollback told none", "none");
+    check("fork --name told told", "already exists");
+    check("fork -n 0 told", "0");
+    place.out("snapshot create told one");
+    check("snapshot create told one", "one");
+    start(&place, &["--name", "gone", "--rm"], "sleep 600");
+    check("rollback gone one", "removed when it ends");
+    check("fork --from one gone", "is of container told");
+    let listed = place.out("snapshot list");
+    assert!(listed.contains("SNAPSHOT") && listed.contains("one"), "{listed}");
+    assert_eq!(place.out("snapshot list -q"), "one\n");
+    let found = &snapshots(&place, "told")[0];
+    assert_eq!((&found["name"], &found["container"]), (&"one".into(), &"told".into()));
+    wait_for("the snapshot to be on the disk", || snapshots(&place, "told")[0]["durable"] == true);
+}

@@ -1,0 +1,232 @@
+//! The first copy: everything, while the container runs.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicBool;
+
+use rustix::fs::{AtFlags, FileType, Mode, linkat, mkdirat};
+use rustix::io::Errno;
+
+use super::content::{Content, Stop};
+use super::entry::{Copier, Place, Stale, Writers, hold, inherit_nothing, list, open_directory};
+use super::index::{DirectoryId, Entry, FileId, Index, Tally};
+use super::stamp::{FileKey, Seen, Stamp, kind, look};
+use super::way::{Back, Level, Way};
+use super::{CopyError, CopyReport};
+
+/// A copy of everything that a container's upper directory had.
+#[derive(Debug)]
+pub struct FirstCopy<'a> {
+    pub(super) from: OwnedFd,
+    pub(super) to: OwnedFd,
+    pub(super) copier: Copier<'a>,
+    pub(super) index: Index,
+    tally: Tally,
+    /// First name of each file with several names.
+    links: HashMap<FileKey, Copied>,
+    /// Whether the walk ended early, because a directory was moved.
+    is_incomplete: bool,
+}
+
+/// A file of the copy, with one of its names.
+#[derive(Debug)]
+struct Copied {
+    file: FileId,
+    directory: DirectoryId,
+    name: Box<CStr>,
+}
+
+/// A directory, and its stamp before it was read.
+type Walked = Level<CString>;
+
+/// Copies everything below the directory `from`, which is the upper directory of an overlay, into the empty directory
+/// `to`, which nothing else may use. `cancel` is set by another thread to stop this copy, and also the second one.
+///
+/// # Errors
+/// [`CopyError`]; `to` has incomplete contents then.
+pub fn first_copy<'a>(
+    from: BorrowedFd<'_>,
+    to: BorrowedFd<'_>,
+    cancel: &'a AtomicBool,
+) -> Result<FirstCopy<'a>, CopyError> {
+    let failed = |action| move |errno| CopyError::of(Stop::Kernel(action, errno), b"/".to_vec());
+    let from = open_directory(from).map_err(failed("open"))?;
+    let to = open_directory(to).map_err(failed("open the copy of"))?;
+    inherit_nothing(to.as_fd()).map_err(failed("remove the ACL of the copy of"))?;
+    // Dirty pages would otherwise be written file by file.
+    rustix::fs::syncfs(&from).map_err(failed("write back"))?;
+    let mut copy = FirstCopy {
+        from,
+        to,
+        copier: Copier::new(Content::new(cancel)),
+        index: Index::new(),
+        tally: Tally::default(),
+        links: HashMap::new(),
+        is_incomplete: false,
+    };
+    copy.walk()?;
+    Ok(copy)
+}
+
+impl FirstCopy<'_> {
+    /// Returns the figures of the copy of a layer that nothing has written to since before the copy, so that no second
+    /// copy is needed.
+    ///
+    /// # Errors
+    /// If a directory was moved during the copy.
+    pub fn at_rest(self) -> Result<CopyReport, CopyError> {
+        if self.is_incomplete {
+            return Err(CopyError::Changed(b"/".to_vec()));
+        }
+        Ok(self.tally.report)
+    }
+
+    fn walk(&mut self) -> Result<(), CopyError> {
+        let mut way = Way::new();
+        let root = DirectoryId::ROOT;
+        let failed = |errno| self.stopped(root, None, Stop::Kernel("open", errno));
+        let from = open_directory(&self.from).map_err(failed)?;
+        let (stat, seen) = look(&from).map_err(failed)?;
+        self.tally.inode(&stat);
+        let (level, mut seen) = (self.enter(from, seen, root)?, vec![seen]);
+        way.push(level);
+        while let Some(level) = way.last() {
+            if let Some(name) = level.left.pop() {
+                let id = level.id;
+                let entered = self.entry(level, &name);
+                let entered = entered.map_err(|stop| self.stopped(id, Some(&name), stop))?;
+                if let Some((from, below, id)) = entered {
+                    way.push(self.enter(from, below, id)?);
+                    seen.push(below);
+                }
+                continue;
+            }
+            let (Some(level), Some(seen)) = (way.pop(), seen.pop()) else { break };
+            let id = level.id;
+            let back = self.leave(&mut way, level, seen);
+            if back.map_err(|stop| self.stopped(id, None, stop))? == Back::Lost {
+                // The second copy finds everything that is left.
+                self.is_incomplete = true;
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lists a directory.
+    fn enter(&mut self, from: OwnedFd, seen: Seen, id: DirectoryId) -> Result<Walked, CopyError> {
+        let mut names = Vec::new();
+        let failed = Stop::at("list");
+        let listed = list(from.as_fd(), &mut Vec::new(), failed, |name| {
+            names.push(name.to_owned());
+            Ok(())
+        });
+        listed.map_err(|stop| self.stopped(id, None, stop))?;
+        names.reverse();
+        let mut level = Level::new(from, seen.key(), id);
+        level.left = names;
+        Ok(level)
+    }
+
+    /// Copies the metadata of a directory, and returns to its parent.
+    fn leave(
+        &mut self,
+        way: &mut Way<CString>,
+        mut level: Walked,
+        seen: Seen,
+    ) -> Result<Back, Stop> {
+        let id = level.id;
+        level.to(&self.index, self.to.as_fd()).map_err(Stop::at("open the copy of"))?;
+        let back = way.back(&level).map_err(Stop::at("leave"))?;
+        let (from, to) = level.both().map_err(Stop::at("open"))?;
+        let (stat, _) = look(from).map_err(Stop::at("examine"))?;
+        self.copier.metadata(from, to, &stat, Stale::Removed)?;
+        self.index.finish(id, seen);
+        Ok(back)
+    }
+
+    /// Copies an entry. Returns it if it is a directory, to be walked next.
+    fn entry(
+        &mut self,
+        level: &mut Walked,
+        name: &CStr,
+    ) -> Result<Option<(OwnedFd, Seen, DirectoryId)>, Stop> {
+        self.copier.content.go_on()?;
+        let parent = level.id;
+        let held = match hold(level.from().map_err(Stop::at("open"))?, name) {
+            // The name was removed.
+            Err(Errno::NOENT) => return Ok(None),
+            held => held.map_err(Stop::at("open"))?,
+        };
+        let (stat, seen) = look(&held).map_err(Stop::at("examine"))?;
+        let to = level.to(&self.index, self.to.as_fd()).map_err(Stop::at("open the copy of"))?;
+        let place = Place { directory: to, name };
+        if kind(&stat) == FileType::Directory {
+            let from = match open_directory(&held) {
+                Err(Errno::NOENT) => return Ok(None),
+                from => from.map_err(Stop::at("open"))?,
+            };
+            return match mkdirat(to, name, Mode::RWXU) {
+                Ok(()) => {
+                    self.tally.name(&stat);
+                    let id = self.index.add_directory(parent, name);
+                    Ok(Some((from, seen, id)))
+                }
+                // The directory lists the name twice, because it was replaced.
+                Err(Errno::EXIST) => Ok(None),
+                Err(errno) => Err(Stop::Kernel("create the copy of", errno)),
+            };
+        }
+        let key = Stamp::of(&stat).key;
+        if stat.stx_nlink > 1
+            && let Some(known) = self.links.get(&key)
+        {
+            match link(&self.index, self.to.as_fd(), known, parent, place) {
+                Ok(()) => {
+                    self.tally.name(&stat);
+                    // If another file has got the inode's number, its stamp is another, and it is copied again.
+                    self.index.add_name(parent, name, Entry::File(known.file));
+                    return Ok(None);
+                }
+                Err(Errno::EXIST) => return Ok(None),
+                // Overlayfs links all whiteouts to one file. Nothing depends on this.
+                Err(Errno::MLINK) if seen.is_whiteout() => {}
+                Err(errno) => return Err(Stop::Kernel("link the copy of", errno)),
+            }
+        }
+        match self.copier.file(&held, &stat, place, Writers::Run) {
+            Err(Stop::Kernel(_, Errno::EXIST)) => return Ok(None),
+            copied => copied?,
+        }
+        self.tally.name(&stat);
+        let file = self.index.add_file(seen);
+        self.index.add_name(parent, name, Entry::File(file));
+        if stat.stx_nlink > 1 {
+            self.links.insert(key, Copied { file, directory: parent, name: name.into() });
+        }
+        Ok(None)
+    }
+
+    pub(super) fn stopped(&self, id: DirectoryId, name: Option<&CStr>, stop: Stop) -> CopyError {
+        CopyError::of(stop, self.index.path(id, name))
+    }
+}
+
+/// Links a name in the directory `parent` to a file of the copy.
+fn link(
+    index: &Index,
+    root: BorrowedFd<'_>,
+    known: &Copied,
+    parent: DirectoryId,
+    to: Place<'_>,
+) -> Result<(), Errno> {
+    let other;
+    let directory = if known.directory == parent {
+        to.directory
+    } else {
+        other = index.open(root, known.directory)?;
+        other.as_fd()
+    };
+    linkat(directory, &*known.name, to.directory, to.name, AtFlags::empty())
+}
