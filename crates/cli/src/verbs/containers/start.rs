@@ -218,7 +218,7 @@ impl<'a> Starter<'a> {
             while let Some(received) = self.signals.next()? {
                 self.pass_on(id, folder, received.signal, &mut requests.borrow_mut());
             }
-            // It may have been removed meanwhile.
+            // Another command may have removed it.
             let known = find_container(self.store, id);
             known.map_or(Ok(true), |it| Ok(!it.is_alive(self.store)?))
         };
