@@ -18,7 +18,7 @@ use rig::cache::remove;
 use rig::inputs;
 use rig::process::{find_program, quiet};
 
-/// What the container has written, as a command of a shell and its description.
+/// Files of the container, by their description and the command that writes them.
 const WRITTEN: [(&str, &str); 2] = [
     ("64 MiB in 2,000 files", "mkdir /w && head -c 64M /dev/urandom | split -b 32K -a 4 - /w/"),
     ("4 GiB in 100 files", "mkdir /w && head -c 4000M /dev/urandom | split -b 40M -a 4 - /w/"),

@@ -20,7 +20,7 @@ use crate::session::own_namespace::{
 use crate::session::scope;
 use crate::verbs::Verb;
 use crate::verbs::containers::changes::changes_file;
-use crate::verbs::containers::snapshot::SnapshotAction;
+use crate::verbs::containers::snapshots::snapshot::SnapshotAction;
 
 /// Moves this process into a user namespace if the verb needs rights that its user has only in one. The process must
 /// be single-threaded. `remark` is called about optional steps that failed. Returns whether the process has entered a

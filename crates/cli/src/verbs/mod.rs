@@ -183,9 +183,9 @@ verbs! {
         Wait(containers::wait::Wait),
         Rm(containers::rm::Rm),
         Commit(containers::commit::Commit),
-        Snapshot(containers::snapshot::Snapshot),
-        Fork(containers::fork::Fork),
-        Rollback(containers::rollback::Rollback),
+        Snapshot(containers::snapshots::snapshot::Snapshot),
+        Fork(containers::snapshots::fork::Fork),
+        Rollback(containers::snapshots::rollback::Rollback),
         Bundle(containers::bundle::Bundle),
     }
     "Store" {

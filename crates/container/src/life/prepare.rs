@@ -205,7 +205,7 @@ pub fn restart(
     prepare_in(store, image, plan, StartInputs { runtime, living, signals }, spot, around)
 }
 
-/// What the starts of new and of kept containers share.
+/// Inputs that the starts of new and of kept containers share.
 struct StartInputs<'a> {
     runtime: Runtime,
     living: &'a [String],

@@ -145,7 +145,7 @@ impl StateBefore {
         std::fs::write(folder.join(STATE_BEFORE), "null")
     }
 
-    /// Whether the container is to be kept, although it has no state.
+    /// Whether the container stays, although it has no state.
     #[must_use]
     pub(crate) fn exists(folder: &Path) -> bool {
         folder.join(STATE_BEFORE).exists()
@@ -354,7 +354,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
         let before = || StateBefore::load(folder).unwrap();
-        // Nothing is put aside if there is nothing.
+        // Without a state, there is no file to put aside.
         StateBefore::put_aside(folder).unwrap();
         StateBefore::restore(folder).unwrap();
         assert_eq!((before(), StateBefore::exists(folder)), (StateBefore::None, false));

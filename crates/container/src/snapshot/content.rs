@@ -69,7 +69,7 @@ impl<'a> Content<'a> {
                 Err(Errno::OPNOTSUPP | Errno::NOTTY | Errno::XDEV | Errno::NOSYS) => {
                     self.can_share = false;
                 }
-                // Not for this file: for example one without checksums on btrfs.
+                // This file cannot share blocks: for example one without checksums on btrfs.
                 Err(Errno::INVAL | Errno::PERM | Errno::TXTBSY | Errno::INTR | Errno::AGAIN) => {}
                 Err(errno) => return Err(Stop::Kernel("copy", errno)),
             }

@@ -123,7 +123,7 @@ pub(super) enum Writers {
     Rest,
 }
 
-/// What became of the xattrs of the copy that the source does not have.
+/// State of those xattrs of the copy that the source does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stale {
     /// The copy is new, so it has none.

@@ -190,7 +190,7 @@ impl FirstCopy<'_> {
                     return Ok(None);
                 }
                 Err(Errno::EXIST) => return Ok(None),
-                // Overlayfs links all whiteouts to one file. Nothing depends on this.
+                // Overlayfs links all whiteouts to one file, but does not depend on this.
                 Err(Errno::MLINK) if seen.is_whiteout() => {}
                 Err(errno) => return Err(Stop::Kernel("link the copy of", errno)),
             }

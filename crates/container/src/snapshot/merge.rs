@@ -148,7 +148,7 @@ struct Merger<'a> {
     whiteout: Option<(DirectoryId, CString)>,
 }
 
-/// Merges snapshots, uppermost first, into the empty directory `to`. Nothing may write to them. `namespace` is that of
+/// Merges snapshots, uppermost first, into the empty directory `to`. They must not change. `namespace` is that of
 /// the overlay's xattrs.
 ///
 /// # Errors

@@ -1,7 +1,7 @@
 //! Copies of a container's upper directory, as lower layers for other containers (decision 41).
 //!
-//! [`first_copy`] copies everything while the container runs. [`FirstCopy::finish`] copies what has changed since,
-//! while the container is frozen, and examines each other file only by one `statx`. A file counts as unchanged if its
+//! [`first_copy`] copies everything while the container runs. [`FirstCopy::finish`] copies later changes while
+//! the container is frozen, and examines each other file only by one `statx`. A file counts as unchanged if its
 //! `ctime` and its other metadata are the same, and if no later change could have left them the same:
 //!
 //! - The `ctime` is read before the bytes and the xattrs. If it is less than two ticks of the kernel's clock old then,

@@ -1,4 +1,4 @@
-//! The second copy: what has changed since the first, while the container is frozen.
+//! The second copy: changes since the first one, while the container is frozen.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -48,7 +48,7 @@ struct SecondCopy<'a> {
 }
 
 impl FirstCopy<'_> {
-    /// Copies what has changed since the first copy. All processes of the container must be frozen or ended, and
+    /// Copies the changes since the first copy. All processes of the container must be frozen or ended, and
     /// nothing else may write to the upper directory. The copy then is exactly what the upper directory is now.
     ///
     /// # Errors

@@ -62,7 +62,7 @@ pub struct Taken {
     pub pause: Option<Duration>,
 }
 
-/// Reason why no snapshot is taken. Nothing stays of it then, and the container is as before.
+/// Reason why no snapshot is taken. The store and the container are as before then.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TakeError {
@@ -183,7 +183,7 @@ pub(crate) fn of_running(
     Ok((record, report.map_err(copy_failed)?, pause))
 }
 
-/// Copies the changes of a container at rest, which stays locked meanwhile.
+/// Copies the changes of a container at rest, which is locked until the copy is complete.
 fn at_rest(
     store: &Store,
     found: &KnownContainer,

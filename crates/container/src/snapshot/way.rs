@@ -116,7 +116,7 @@ impl<N> Way<N> {
             return Ok(Back::Lost);
         }
         above.from = Some(from);
-        // Nothing moves directories of the copy.
+        // Directories of the copy are not moved.
         above.to = below.to.as_ref().map(|to| parent(to.as_fd())).transpose()?;
         Ok(Back::Parent)
     }

@@ -27,7 +27,7 @@ pub enum ContainerSnapshotError {
     NameTaken(String),
     #[error("there is no snapshot \"{}\": `quire snapshot list` shows all", .0.escape_debug())]
     Absent(String),
-    /// These digits are not enough to tell snapshots apart.
+    /// Several ids begin with these digits.
     #[error("the ids of several snapshots begin with {0}: give more digits of one")]
     Ambiguous(String),
     /// A snapshot that another one needs does not exist.
@@ -51,8 +51,8 @@ pub enum ContainerSnapshotError {
     Lost(String),
     /// The disk could not write the snapshot's data.
     #[error(
-        "the disk failed to write snapshot {0}: it can be used until the host restarts, so `quire commit` \
-        what is needed"
+        "the disk failed to write snapshot {0}: it can be used until the host restarts, so save it with \
+        `quire commit`"
     )]
     Unwritten(String),
     /// The record of a snapshot cannot be read.

@@ -543,7 +543,7 @@ fn a_chain_that_does_not_end_is_an_error() {
     drop(lock);
     let error = shelf.chain(&first).unwrap_err();
     assert!(matches!(error, ContainerSnapshotError::Endless(_)), "{error}");
-    // Nothing of it is garbage, and nothing waits forever.
+    // Both are needed, and the calls return.
     for id in [&first, &second] {
         assert!(!store.remove_container_snapshot(id).unwrap());
     }
@@ -565,7 +565,7 @@ fn other_users_of_a_shared_store_see_no_snapshots() {
     check_clean(&store).unwrap();
 }
 
-/// Threads with stores of their own publish, use and remove snapshots under two names.
+/// Threads, each with a separate store, publish, use and remove snapshots under two names.
 #[test]
 fn many_at_once_agree() {
     const ROUNDS: usize = 40;

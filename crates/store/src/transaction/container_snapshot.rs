@@ -25,7 +25,7 @@ impl Store {
     ///
     /// # Errors
     /// [`ContainerSnapshotError`] if the name is invalid or taken, or the image or the snapshot below is not in the
-    /// store. Nothing is published then.
+    /// store. No snapshot is published then.
     pub fn publish_container_snapshot(
         &self,
         draft: ContainerSnapshotDraft,

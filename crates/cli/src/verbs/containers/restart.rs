@@ -42,7 +42,7 @@ fn restart(context: &Context, args: &Restart) -> anyhow::Result<Answer> {
     let found = args.containers.iter().map(|name| find_container(&store, name));
     let found = found.collect::<Result<Vec<_>, _>>()?;
     for known in &found {
-        // Such a container would be gone when it is to be started.
+        // Such a container would be gone before its start.
         if known.record.as_ref().is_some_and(|it| !it.keep) {
             bail!("container {} is removed when it ends, so it cannot be started again", known.id);
         }

@@ -92,7 +92,7 @@ fn start(context: &Context, args: &Start) -> anyhow::Result<Answer> {
 }
 
 /// Result of starting a container.
-pub(super) enum Begun {
+pub(crate) enum Begun {
     Runs(BegunContainer),
     /// It was running already.
     Ran,
@@ -101,7 +101,7 @@ pub(super) enum Begun {
 }
 
 /// A container that was just started.
-pub(super) struct BegunContainer {
+pub(crate) struct BegunContainer {
     id: String,
     folder: PathBuf,
     /// The newer half of its log, after what it wrote before this start. `None` if it had no log.
@@ -109,7 +109,7 @@ pub(super) struct BegunContainer {
 }
 
 /// Starts containers of a store.
-pub(super) struct Starter<'a> {
+pub(crate) struct Starter<'a> {
     context: &'a Context,
     store: &'a Store,
     signals: Arc<Signals>,
@@ -119,7 +119,7 @@ pub(super) struct Starter<'a> {
 
 impl<'a> Starter<'a> {
     /// Blocks signals, so that none ends this process while a folder is in the middle of a start.
-    pub(super) fn new(context: &'a Context, store: &'a Store) -> anyhow::Result<Self> {
+    pub(crate) fn new(context: &'a Context, store: &'a Store) -> anyhow::Result<Self> {
         let signals = Arc::new(Signals::block(&FORWARDED)?);
         let asked = Arc::clone(&signals);
         store.give_up_when(move || asked.ending().is_some());
@@ -128,7 +128,7 @@ impl<'a> Starter<'a> {
     }
 
     /// Starts a container, and waits until it runs.
-    pub(super) fn begin(&self, name: &str) -> anyhow::Result<Begun> {
+    pub(crate) fn begin(&self, name: &str) -> anyhow::Result<Begun> {
         let Self { store, .. } = *self;
         let is_asked = || self.signals.ending().is_some();
         let (known, folder) = find_at_rest(store, name, &is_asked)?;
@@ -138,7 +138,7 @@ impl<'a> Starter<'a> {
     }
 
     /// Replaces the changes of a container at rest by those of a snapshot, or by none. Then starts it if it `runs`.
-    pub(super) fn roll_back(
+    pub(crate) fn roll_back(
         &self,
         name: &str,
         snapshot: Option<&str>,
@@ -218,7 +218,7 @@ impl<'a> Starter<'a> {
             while let Some(received) = self.signals.next()? {
                 self.pass_on(id, folder, received.signal, &mut requests.borrow_mut());
             }
-            // It may have been removed meanwhile.
+            // Another command may have removed it.
             let known = find_container(self.store, id);
             known.map_or(Ok(true), |it| Ok(!it.is_alive(self.store)?))
         };
@@ -261,7 +261,7 @@ impl<'a> Starter<'a> {
 }
 
 /// Returns the store in the directory `shared`, which has a container's image. `None` for the user's own store.
-pub(super) fn shared_store(
+pub(crate) fn shared_store(
     context: &Context,
     shared: Option<&str>,
 ) -> anyhow::Result<Option<Store>> {
@@ -276,7 +276,7 @@ pub(super) fn shared_store(
 }
 
 /// Opens a container's image, if the policies allow it now.
-pub(super) fn image(
+pub(crate) fn image(
     context: &Context,
     images: &Store,
     record: &ContainerRecord,
@@ -310,7 +310,7 @@ pub(super) fn image(
 }
 
 /// Returns a group of options as it is if the command line has none of them.
-pub(super) fn usual<T: Args>() -> anyhow::Result<T> {
+pub(crate) fn usual<T: Args>() -> anyhow::Result<T> {
     let command = T::augment_args(Command::new("start").no_binary_name(true));
     let matches: ArgMatches = command.try_get_matches_from(iter::empty::<&str>())?;
     Ok(T::from_arg_matches(&matches)?)

@@ -271,7 +271,7 @@ fn a_start_that_is_killed_leaves_a_container() {
             if !is_killed {
                 break;
             }
-            // Whatever has happened, it starts again with its changes.
+            // In every case, it starts again with its changes.
             place.out(&format!("stop --time 0 {name}"));
             wait_for("the end", || ps(&place, name).unwrap()["status"] != "running");
             let count = place.path("store/containers/killed/layer/upper/count");

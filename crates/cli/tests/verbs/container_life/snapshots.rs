@@ -110,7 +110,7 @@ fn forks_have_the_root_of_their_parent_and_their_own_changes() {
         }
     }
     place.out("fsck");
-    // Nothing needs the snapshots any more.
+    // The snapshots are not needed any more.
     place.out("gc");
     assert_eq!(snapshots(&place, "--all"), Vec::<Value>::new());
 }

@@ -403,7 +403,7 @@ mod tests {
             assert_eq!(count(), frozen, "{freezer:?}");
             freezer.thaw();
         }
-        // Nothing happens to a program that is not frozen.
+        // A program that is not frozen stays as it is.
         freezer.thaw();
     }
 

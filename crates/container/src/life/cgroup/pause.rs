@@ -32,7 +32,7 @@ pub struct Paused {
     lock: File,
 }
 
-/// What pauses a container.
+/// The way to pause a container.
 #[derive(Debug)]
 enum Pauser {
     Runtime,
@@ -109,8 +109,8 @@ pub fn pause(folder: &Path, id: &str) -> Result<Paused, PauseError> {
 }
 
 /// Pauses a container by the kernel's freezer, which takes less time than a call of its runtime, and returns when none
-/// of its processes runs. Otherwise like [`pause`], which is used for runtimes that run the programs in processes of
-/// their own, and where this process may not use the freezer.
+/// of its processes runs. Otherwise like [`pause`], which is used for runtimes such as gVisor, whose programs are
+/// not processes of the host, and where this process may not use the freezer.
 ///
 /// # Errors
 /// [`PauseError`]; the container is not paused then.

@@ -18,7 +18,7 @@ use rustix::fs::{FileType, Mode, XattrFlags, lsetxattr, mknodat};
 
 use super::*;
 
-/// Never set.
+/// A flag that stays unset.
 static GO_ON: AtomicBool = AtomicBool::new(false);
 
 /// Everything that can be seen of a file, except its number and the times of access and of the last change.

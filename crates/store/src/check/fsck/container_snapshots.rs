@@ -61,7 +61,7 @@ impl Store {
         Ok((!has_image).then(|| format!("its image {} is not in the store", record.image)))
     }
 
-    /// Returns what is wrong with the snapshot of a container.
+    /// Returns the damage of the snapshot of a container.
     pub(super) fn damage_of_chain(
         &self,
         container: &GcContainer,

@@ -17,7 +17,7 @@ use crate::session::context::{Context, now};
 use crate::session::signals::until_signal;
 use crate::verbs::VerbArgs;
 
-/// What `snapshot` does.
+/// An action of `snapshot`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SnapshotAction {
     /// Take a snapshot of CONTAINER, with the name NAME or the container's name and a number
@@ -32,7 +32,7 @@ pub(crate) enum SnapshotAction {
 
 #[derive(Debug, Args)]
 pub(crate) struct Snapshot {
-    /// What to do
+    /// The action
     #[arg(value_enum)]
     pub(crate) action: SnapshotAction,
     /// For create: CONTAINER [NAME]; for list: [CONTAINER]; for rm: names or ids of snapshots
@@ -52,9 +52,9 @@ impl VerbArgs for Snapshot {
     const DETAILS: &'static str = "A snapshot has everything that a container has changed in its image. It is read-only, \
         and shares its data with the containers that are made of it: `quire fork` and `quire run --from` make \
         containers, and `quire rollback` brings one back.\n\n\
-        Quire copies the changes while the container runs, and freezes it only to copy what has changed since. Processes \
-        and memory are not in a snapshot. Users whose containers have no cgroup of their own can take snapshots of \
-        stopped containers.\n\n\
+        Quire copies the changes while the container runs, and freezes it for a moment, in which it copies later changes. \
+        Processes and memory are not in a snapshot. Users without delegated cgroups can take snapshots of stopped \
+        containers.\n\n\
         A removed snapshot takes space as long as a container or another snapshot needs it.";
     const EXAMPLES: &'static str = "quire snapshot create web before-upgrade\n  quire snapshot list web\n  quire snapshot rm before-upgrade";
 
@@ -131,7 +131,7 @@ fn create(context: &Context, container: &str, name: &SnapshotName) -> anyhow::Re
 }
 
 /// Takes a snapshot. A signal ends this before the container is frozen.
-pub(super) fn take_snapshot(
+pub(crate) fn take_snapshot(
     store: &Store,
     container: &str,
     name: &SnapshotName,
@@ -145,7 +145,7 @@ pub(super) fn take_snapshot(
 }
 
 /// Makes a snapshot durable in the background. Until then, it is lost if the machine restarts.
-pub(super) fn settle_behind(store: &Store, id: &str) {
+pub(crate) fn settle_behind(store: &Store, id: &str) {
     finish_behind(|_| {
         if let Err(error) = store.settle_container_snapshot(id) {
             tracing::warn!(id, error = format!("{error:#}"), "cannot write a snapshot to the disk");

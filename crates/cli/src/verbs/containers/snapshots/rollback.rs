@@ -31,8 +31,8 @@ impl VerbArgs for Rollback {
     const NAME: &'static str = "rollback";
     const ABOUT: &'static str = "Bring a container's root back to a snapshot";
     const DETAILS: &'static str = "The container's processes end, all changes since the snapshot are removed, and if it \
-        was running, its command starts again, with the same name, network, ports and volumes. What it wrote into \
-        volumes stays. Take a snapshot first if the present state may be needed.";
+        was running, its command starts again, with the same name, network, ports and volumes. Its files in volumes \
+        stay. Take a snapshot first if the present state may be needed.";
     const EXAMPLES: &'static str =
         "quire rollback web\n  quire rollback --time 0 web before-upgrade";
     const PRINTS_JSON: bool = false;

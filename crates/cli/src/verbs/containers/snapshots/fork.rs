@@ -29,7 +29,7 @@ use crate::verbs::containers::container_options::image_config;
 use crate::verbs::containers::exec::{Exec, exec};
 use crate::verbs::containers::run::not_started;
 use crate::verbs::containers::security;
-use crate::verbs::containers::snapshot::{settle_behind, take_snapshot};
+use crate::verbs::containers::snapshots::snapshot::{settle_behind, take_snapshot};
 use crate::verbs::containers::start::{image, shared_store, usual};
 use crate::verbs::exit_codes::START_CODES;
 
@@ -62,8 +62,7 @@ impl VerbArgs for Fork {
     const DETAILS: &'static str = "The new containers have the image, the settings and the changes of the container, and \
         their own writable layers. They run its command from the beginning: processes and memory are not copied. They \
         publish no ports, because those of the container are in use, and share its volumes.\n\n\
-        The container continues. Quire freezes it only to copy what has changed during the copy of its changes; see \
-        `quire snapshot`.";
+        The container continues. Quire freezes it for a moment, as for `quire snapshot`.";
     const EXAMPLES: &'static str = "quire fork agent\n  quire fork agent -n 8 --name 'try-{}' --hook 'git checkout -b try-$QUIRE_FORK'";
     const PRINTS_JSON: bool = false;
     const EXIT_CODES: &'static str = START_CODES;
