@@ -40,7 +40,8 @@ pub(crate) mod image_id {
         deserializer: D,
     ) -> Result<Option<ImageId>, D::Error> {
         let text = Option::<String>::deserialize(deserializer)?;
-        let id = text.map(|text| text.parse().map_err(|_| D::Error::custom("not an image id")));
+        let id =
+            text.map(|text| text.parse().map_err(|_wrong| D::Error::custom("not an image id")));
         id.transpose()
     }
 }

@@ -70,6 +70,7 @@ impl Runtime {
     }
 
     /// Returns the runtime at this path. The file's name determines its kind.
+    #[must_use]
     pub fn at(path: PathBuf) -> Self {
         let kind = KNOWN.iter().find(|(name, _)| path.file_name() == Some(OsStr::new(name)));
         let kind = kind.map_or(Kind::Runc, |(_, kind)| *kind);

@@ -7,7 +7,7 @@ use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
 /// Why the copy of an entry ended early.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(super) enum Stop {
     Cancelled,
     /// The file changed although it must be at rest.

@@ -98,7 +98,7 @@ struct Element {
 enum Found {
     Whiteout,
     Files {
-        first: Element,
+        first: Box<Element>,
         /// Further directories of a merged directory, or the files to which a file without data refers.
         others: Vec<Element>,
         /// Path at which the image continues; `None` if it does not.
@@ -123,6 +123,7 @@ struct LinkKey {
 }
 
 /// Why a merge ended.
+#[derive(Clone, Copy)]
 enum End {
     Stop(Stop),
     NoData,
@@ -317,9 +318,9 @@ impl Merger<'_> {
             None | Some(Found::Whiteout) => Ok(None),
             Some(Found::Files { first, others, below }) => {
                 if kind(&first.stat) == FileType::Directory {
-                    return self.directory(level, name, first, others, below).map(Some);
+                    return self.directory(level, name, *first, others, below).map(Some);
                 }
-                self.file(level, name, first, others, below)?;
+                self.file(level, name, &first, &others, below)?;
                 Ok(None)
             }
         }
@@ -397,7 +398,7 @@ impl Merger<'_> {
             (false, _) => level.below.as_ref().map(|it| join(it, &search.target)),
         };
         let first = elements.remove(0);
-        Ok(Some(Found::Files { first, others: elements, below }))
+        Ok(Some(Found::Files { first: Box::new(first), others: elements, below }))
     }
 
     /// Follows a path in one snapshot, up to its last name.
@@ -457,22 +458,22 @@ impl Merger<'_> {
         &mut self,
         level: &mut Level,
         name: &CStr,
-        first: Element,
-        others: Vec<Element>,
+        first: &Element,
+        others: &[Element],
         below: Option<Vec<u8>>,
     ) -> Result<(), End> {
         let place = Place { directory: level.to()?, name };
         let is_regular = kind(&first.stat) == FileType::RegularFile;
         if !(is_regular && first.marks.is_metacopy) {
             self.tally.name(&first.stat);
-            return Ok(self.share(level.id, place, &first)?);
+            return Ok(self.share(level.id, place, first)?);
         }
         let data = others.last().filter(|it| !it.marks.is_metacopy);
         let is_linked = first.stat.stx_nlink > 1;
         let mut xattrs = self.without_marks(&first.xattrs);
         let mut redirect = None;
         let mut counted = first.stat;
-        counted.stx_blocks = data.unwrap_or(&first).stat.stx_blocks;
+        counted.stx_blocks = data.unwrap_or(first).stat.stx_blocks;
         self.tally.name(&counted);
         if data.is_none() {
             // The data is in the image.
@@ -481,7 +482,7 @@ impl Merger<'_> {
             // With a path, all names of the file can stay names of one file.
             redirect = (is_linked || usual.as_ref() != Some(&below)).then_some(below);
             if redirect == first.marks.redirect {
-                return Ok(self.share(level.id, place, &first)?);
+                return Ok(self.share(level.id, place, first)?);
             }
             let metacopy = self.mark(b"metacopy");
             xattrs.extend(first.xattrs.iter().filter(|it| it.0 == metacopy).cloned());
@@ -493,7 +494,7 @@ impl Merger<'_> {
         }
         let copy = create(place).map_err(Stop::at("create the copy of"))?;
         // A file without data consists of a hole.
-        let source = data.unwrap_or(&first);
+        let source = data.unwrap_or(first);
         let from = open_data(&source.held).map_err(Stop::at("open"))?;
         if !self.copier.data(from.as_fd(), copy.as_fd(), &source.stat)? {
             return Err(Stop::Changed.into());

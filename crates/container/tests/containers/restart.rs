@@ -75,6 +75,7 @@ fn kept(store: &Store, id: &str) -> Result<KeptContainer, KeptContainerError> {
     KeptContainer::open(folder.expect("it is at rest"), 9)
 }
 
+#[expect(clippy::result_large_err, reason = "the error of the library")]
 fn again(fixture: &Fixture, kept: KeptContainer) -> Result<Ready, PrepareError> {
     let image = AdmittedImage { store: &fixture.store, image: fixture.image() };
     let config = ImageConfig::default();
@@ -392,6 +393,7 @@ const SNAPSHOT: &str = "QUIRE_CONTAINER_TEST_SNAPSHOT";
 /// Rolls the container `c` of a store back.
 #[test]
 #[ignore = "a child of another test"]
+#[expect(clippy::disallowed_methods, reason = "a test has no other arguments")]
 fn rolls_back_in_a_child() {
     let (Ok(path), Ok(snapshot)) = (std::env::var(STORE), std::env::var(SNAPSHOT)) else { return };
     let store = Store::open(Path::new(&path), store::Who::this_process(), OpenOptions::write());

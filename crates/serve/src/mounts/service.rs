@@ -527,7 +527,7 @@ impl Service {
         let id = hash(Algorithm::Sha256)?;
         if !policy.allows(&id) {
             // In stores with other hashes, the image has another id.
-            let others = policy.other_algorithms().map(|algorithm| hash(algorithm));
+            let others = policy.other_algorithms().map(hash);
             let others = others.collect::<Result<Vec<_>, _>>()?;
             if !others.iter().any(|it| policy.allows(it)) {
                 return Err(MountPolicy::refusal(&id, &others));

@@ -66,6 +66,9 @@ pub struct ContainerSnapshotRecord {
     pub boot: Option<String>,
 }
 
+/// A record, or the reason why the snapshot cannot be used.
+type ReadRecord = Result<ContainerSnapshotRecord, ContainerSnapshotError>;
+
 /// The record as written.
 #[derive(Debug, Serialize, Deserialize)]
 struct Raw {
@@ -270,12 +273,7 @@ impl ContainerSnapshotShelf {
     ///
     /// # Errors
     /// An error of the disk.
-    pub fn all(
-        &self,
-    ) -> Result<
-        Vec<(String, Result<ContainerSnapshotRecord, ContainerSnapshotError>)>,
-        ContainerSnapshotError,
-    > {
+    pub fn all(&self) -> Result<Vec<(String, ReadRecord)>, ContainerSnapshotError> {
         let seen = self.see_all()?.into_iter();
         Ok(seen.map(|it| (it.id.clone(), it.usable())).collect())
     }

@@ -28,6 +28,9 @@ pub(super) struct AddedSignatures {
     pub(super) signs_manifest: bool,
 }
 
+/// Adds signatures to the document of a tag, if it exists. `None` if the document has them already.
+type Attach<'a> = dyn Fn(Option<&[u8]>) -> Result<Option<SignatureTag>, AttachError> + 'a;
+
 impl AddedSignatures {
     /// Returns the stored signatures of a manifest and of an image id, added to those that the layout has.
     pub(super) fn new(
@@ -58,7 +61,7 @@ impl AddedSignatures {
         kind: &str,
         signatures: &[Signature],
         layout: Option<&Layout>,
-        attach: &dyn Fn(Option<&[u8]>) -> Result<Option<SignatureTag>, AttachError>,
+        attach: &Attach<'_>,
     ) -> Result<(), ExportError> {
         if signatures.is_empty() {
             return Ok(());

@@ -1,8 +1,6 @@
 //! Changes between the two copies.
 
-use std::fs;
-use std::os::unix::fs::{FileExt as _, PermissionsExt as _, symlink};
-use std::path::Path;
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 
 use super::*;
 

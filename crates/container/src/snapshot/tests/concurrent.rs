@@ -1,9 +1,8 @@
 //! Programs that write while they are copied.
 
-use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread;
 
 use super::super::entry::settle;

@@ -1,12 +1,10 @@
 //! Trees at the limits of file systems, and copies that fail.
 
-use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
-use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use rustix::fs::{CWD, OFlags, mkdirat, openat};
 

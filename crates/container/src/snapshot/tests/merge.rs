@@ -1,9 +1,8 @@
 //! Merged snapshots. The kernel decides whether they mean the same: both are mounted, and the trees are compared.
 
-use std::fs::{self, File};
 use std::os::fd::{AsFd as _, BorrowedFd};
-use std::os::unix::fs::{FileExt as _, PermissionsExt as _, symlink};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::path::PathBuf;
 
 use kernel::mount::{
     Credentials, Detached, Durability, OverlayOptions, Upper, Verity, XattrNamespace, overlay,
