@@ -238,7 +238,7 @@ fn changes_of_the_same_tick_are_found() {
     for round in 0..200_u32 {
         let pair = Pair::new();
         let path = pair.from.join("file");
-        write(&path, &format!("{:8}", round));
+        write(&path, &format!("{round:8}"));
         let first = pair.first();
         write(&path, &format!("{:8}", round + 1));
         first.finish().unwrap();

@@ -28,8 +28,10 @@ fn act(at: &Path, random: &mut Random) {
         at.join(directory).join(format!("f{}", random.below(4)))
     };
     let (one, other) = (name(random), name(random));
-    let text =
-        vec![b'a' + u8::try_from(random.below(26)).unwrap(); 1 + random.below(9000) as usize];
+    let text = vec![
+        b'a' + u8::try_from(random.below(26)).unwrap();
+        1 + usize::try_from(random.below(9000)).unwrap()
+    ];
     // Some fail, because the name does not exist or is another kind of file.
     let _may_fail = match random.below(11) {
         0 | 1 => fs::write(&one, &text),
@@ -59,7 +61,7 @@ fn what_programs_do_during_the_first_copy_is_copied() {
         for directory in ["a/b", "c/d"] {
             fs::create_dir_all(pair.from.join(directory)).unwrap();
         }
-        let mut random = Random(round.into());
+        let mut random = Random(round);
         for _ in 0..30 {
             act(&pair.from, &mut random);
         }
@@ -67,7 +69,7 @@ fn what_programs_do_during_the_first_copy_is_copied() {
         let first = thread::scope(|scope| {
             for seed in 1..3 {
                 let (from, end) = (&pair.from, &end);
-                let mut random = Random(u64::from(round) << 8 | seed);
+                let mut random = Random(round << 8 | seed);
                 scope.spawn(move || {
                     while !end.load(Ordering::Relaxed) {
                         act(from, &mut random);
@@ -164,7 +166,7 @@ for line in sys.stdin:
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
     fs::write(&path, [0; 4096]).unwrap();
-    if !super::super::second_copy::shows_stores(&File::open(folder.path()).unwrap()).unwrap() {
+    if !super::super::second_copy::shows_stores(File::open(folder.path()).unwrap()).unwrap() {
         testing::skipped("the temporary directory's file system does not show stores");
         return;
     }
@@ -239,7 +241,7 @@ fn map_while_copied(from: &Path, at: &Path, what: &str) {
     let program = &mut program.0;
     let mut ready = [0; 6];
     std::io::Read::read_exact(program.stdout.as_mut().unwrap(), &mut ready).unwrap();
-    let pid = rustix::process::Pid::from_child(&program);
+    let pid = rustix::process::Pid::from_child(program);
     let signal = |signal| rustix::process::kill_process(pid, signal).unwrap();
     for round in 0..testing::rounds(8) {
         let to = pair.folder.path().join(format!("{round}"));

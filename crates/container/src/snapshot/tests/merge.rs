@@ -2,7 +2,6 @@
 
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
-use std::path::PathBuf;
 
 use kernel::mount::{
     Credentials, Detached, Durability, OverlayOptions, Upper, Verity, XattrNamespace, overlay,
@@ -86,7 +85,7 @@ impl Layers {
     }
 
     fn tree(&self, layers: &[PathBuf]) -> BTreeMap<PathBuf, super::Seen> {
-        let mut tree = tree(&path_of(&self.mount(layers, None)));
+        let mut tree = tree(&path_of(self.mount(layers, None)));
         for seen in tree.values_mut() {
             // The numbers of links in layers differ.
             seen.links = 0;
@@ -100,7 +99,11 @@ impl Layers {
         let expect = self.tree(&self.layers);
         for (number, how) in [Share::Copy, Share::Link].into_iter().enumerate() {
             let (merged, report) = self.merge(&self.layers, &format!("all{number}"), how);
-            assert_equal(&expect, &self.tree(&[merged.clone()]), &format!("{what}, {how:?}"));
+            assert_equal(
+                &expect,
+                &self.tree(std::slice::from_ref(&merged)),
+                &format!("{what}, {how:?}"),
+            );
             let entries = u64::try_from(super::tree(&merged).len()).unwrap() - 1;
             assert_eq!(report.entries, entries, "{what}");
             if let [top, lower @ ..] = &*self.layers
@@ -217,12 +220,12 @@ fn each_mark_is_merged() {
             &[
                 |at| {
                     fs::set_permissions(at.join("d0/f0"), fs::Permissions::from_mode(0o600))
-                        .unwrap()
+                        .unwrap();
                 },
                 |at| set(&at.join("d0/f0"), "user.x", b"1"),
                 |at| {
                     fs::set_permissions(at.join("d0/f0"), fs::Permissions::from_mode(0o601))
-                        .unwrap()
+                        .unwrap();
                 },
             ],
         ),
@@ -232,7 +235,7 @@ fn each_mark_is_merged() {
                 |at| fs::write(at.join("d0/new"), "new ".repeat(5000)).unwrap(),
                 |at| {
                     fs::set_permissions(at.join("d0/new"), fs::Permissions::from_mode(0o600))
-                        .unwrap()
+                        .unwrap();
                 },
             ],
         ),
@@ -241,7 +244,7 @@ fn each_mark_is_merged() {
             &[
                 |at| {
                     fs::set_permissions(at.join("d0/f0"), fs::Permissions::from_mode(0o600))
-                        .unwrap()
+                        .unwrap();
                 },
                 |at| {
                     let file = File::options().write(true).open(at.join("d0/f0")).unwrap();
@@ -249,7 +252,7 @@ fn each_mark_is_merged() {
                 },
                 |at| {
                     fs::set_permissions(at.join("d0/f0"), fs::Permissions::from_mode(0o700))
-                        .unwrap()
+                        .unwrap();
                 },
             ],
         ),
@@ -258,12 +261,12 @@ fn each_mark_is_merged() {
             &[
                 |at| {
                     fs::set_permissions(at.join("d0/f0"), fs::Permissions::from_mode(0o600))
-                        .unwrap()
+                        .unwrap();
                 },
                 |at| rustix::fs::rename(at.join("d0/f0"), at.join("d2/f9")).unwrap(),
                 |at| {
                     fs::set_permissions(at.join("d2/f9"), fs::Permissions::from_mode(0o700))
-                        .unwrap()
+                        .unwrap();
                 },
             ],
         ),
@@ -329,7 +332,7 @@ fn each_mark_is_merged() {
                 |at| rustix::fs::rename(at.join("d0/d1"), at.join("d3")).unwrap(),
                 |at| {
                     fs::set_permissions(at.join("d3/f0"), fs::Permissions::from_mode(0o600))
-                        .unwrap()
+                        .unwrap();
                 },
                 |at| rustix::fs::rename(at.join("d3"), at.join("d0/d1")).unwrap(),
             ],
@@ -407,7 +410,7 @@ fn act(at: &Path, random: &mut Random) {
         7 | 8 => fs::create_dir_all(&place),
         9 => fs::hard_link(&one, &other),
         10 => rustix::fs::rename(&one, &other).map_err(Into::into),
-        11 | 12 | 13 => rustix::fs::rename(&place, &second).map_err(Into::into),
+        11..=13 => rustix::fs::rename(&place, &second).map_err(Into::into),
         14 => exchange(&place, &second).map_err(Into::into),
         15 => exchange(&one, &place).map_err(Into::into),
         _ => symlink("target", &one),

@@ -1,5 +1,3 @@
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
-
 mod changes;
 mod concurrent;
 mod limits;

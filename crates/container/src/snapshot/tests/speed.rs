@@ -1,7 +1,6 @@
 //! Measures the two copies: `cargo test --release -p quire-container --lib snapshot::tests::speed -- --ignored
 //! --nocapture`.
 
-use std::fs;
 use std::time::{Duration, Instant};
 
 use super::*;

@@ -138,7 +138,7 @@ pub(crate) fn take_snapshot(
 ) -> anyhow::Result<Taken> {
     let cancel = AtomicBool::new(false);
     let run = |work: &mut (dyn FnMut() + Send)| {
-        until_signal(&cancel, || work()).map_err(std::io::Error::other)
+        until_signal(&cancel, work).map_err(std::io::Error::other)
     };
     let work = LongWork { cancel: &cancel, run: &run };
     Ok(take(store, container, name, &work, &|| now().0)?)
@@ -223,8 +223,8 @@ impl SnapshotReport {
 
 fn list(context: &Context, container: Option<&str>, args: &Snapshot) -> anyhow::Result<Answer> {
     let Some(store) = context.open_for(OpenOptions::read(), true)? else {
-        return Ok(report::print(context.json, &Vec::<SnapshotReport>::new(), |_, _| Ok(()))
-            .map(|()| Answer::Yes)?);
+        return report::print(context.json, &Vec::<SnapshotReport>::new(), |_, _| Ok(()))
+            .map(|()| Answer::Yes);
     };
     let found = store.container_snapshots.all()?;
     let found = found.into_iter().map(|(id, record)| SnapshotReport::of(id, record));
