@@ -22,8 +22,7 @@ mod json;
 /// Maximum size of a manifest or index, in bytes. Source: OCI distribution-spec 1.1, "Pushing Manifests": registries
 /// should accept up to 4 MiB, and most accept no more.
 pub const MANIFEST_MAX: u64 = 4 << 20;
-/// Maximum size of a config, in bytes. Most configs have some kilobytes; configs of some build systems have megabytes
-/// of labels.
+/// Maximum size of a config, in bytes. Most have some kilobytes; those of some build systems have megabytes of labels.
 pub const CONFIG_MAX: u64 = 16 << 20;
 /// Maximum number of layers in an image. Docker makes at most 127.
 pub const LAYERS_MAX: usize = 512;

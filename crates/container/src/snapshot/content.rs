@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 /// Why the copy of an entry ended early.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Stop {
+pub(super) enum CopyStop {
     Cancelled,
     /// The file changed although it must be at rest.
     Changed,
@@ -16,7 +16,7 @@ pub(super) enum Stop {
     Kernel(&'static str, Errno),
 }
 
-impl Stop {
+impl CopyStop {
     pub(super) fn at(action: &'static str) -> impl Fn(Errno) -> Self + Copy {
         move |errno| Self::Kernel(action, errno)
     }
@@ -33,7 +33,7 @@ const KERNEL_MIN: u64 = 1 << 16;
 
 /// Copies bytes, and remembers what the two file systems support.
 #[derive(Debug)]
-pub(super) struct Content<'a> {
+pub(super) struct ByteCopier<'a> {
     cancel: &'a AtomicBool,
     /// Buffers of [`PIECE`] bytes, which are made when they are needed.
     buffers: [Vec<u8>; 2],
@@ -41,13 +41,13 @@ pub(super) struct Content<'a> {
     can_copy: bool,
 }
 
-impl<'a> Content<'a> {
+impl<'a> ByteCopier<'a> {
     pub(super) fn new(cancel: &'a AtomicBool) -> Self {
         Self { cancel, buffers: [Vec::new(), Vec::new()], can_share: true, can_copy: true }
     }
 
-    pub(super) fn go_on(&self) -> Result<(), Stop> {
-        if self.cancel.load(Ordering::Relaxed) { Err(Stop::Cancelled) } else { Ok(()) }
+    pub(super) fn go_on(&self) -> Result<(), CopyStop> {
+        if self.cancel.load(Ordering::Relaxed) { Err(CopyStop::Cancelled) } else { Ok(()) }
     }
 
     /// Copies a file of `size` bytes into an empty file, with its holes. The two share blocks on file systems that
@@ -59,7 +59,7 @@ impl<'a> Content<'a> {
         to: BorrowedFd<'_>,
         size: u64,
         is_dense: bool,
-    ) -> Result<bool, Stop> {
+    ) -> Result<bool, CopyStop> {
         if size == 0 {
             return Ok(true);
         }
@@ -71,7 +71,7 @@ impl<'a> Content<'a> {
                 }
                 // This file cannot share blocks: for example one without checksums on btrfs.
                 Err(Errno::INVAL | Errno::PERM | Errno::TXTBSY | Errno::INTR | Errno::AGAIN) => {}
-                Err(errno) => return Err(Stop::Kernel("copy", errno)),
+                Err(errno) => return Err(CopyStop::Kernel("copy", errno)),
             }
         }
         if is_dense && size < KERNEL_MIN {
@@ -79,7 +79,7 @@ impl<'a> Content<'a> {
         }
         let is_whole = ranges(from, size, &mut |at, end| self.range(from, to, at, end))?;
         // The end of the file may be a hole.
-        rustix::fs::ftruncate(to, size).map_err(Stop::at("set the size of the copy of"))?;
+        rustix::fs::ftruncate(to, size).map_err(CopyStop::at("set the size of the copy of"))?;
         Ok(is_whole)
     }
 
@@ -89,7 +89,7 @@ impl<'a> Content<'a> {
         from: BorrowedFd<'_>,
         copy: BorrowedFd<'_>,
         size: u64,
-    ) -> Result<bool, Stop> {
+    ) -> Result<bool, CopyStop> {
         let mut is_equal = true;
         ranges(from, size, &mut |mut at, end| {
             while at < end && is_equal {
@@ -100,7 +100,7 @@ impl<'a> Content<'a> {
                     |(file, buffer, action)| {
                         buffer.resize(PIECE, 0);
                         let part = buffer.get_mut(..length).unwrap_or_default();
-                        kernel::files::read_full(file, part, at).map_err(Stop::at(action))
+                        kernel::files::read_full(file, part, at).map_err(CopyStop::at(action))
                     },
                 );
                 let [count, copied] = counts;
@@ -124,7 +124,7 @@ impl<'a> Content<'a> {
         to: BorrowedFd<'_>,
         mut at: u64,
         end: u64,
-    ) -> Result<u64, Stop> {
+    ) -> Result<u64, CopyStop> {
         while at < end {
             self.go_on()?;
             if self.can_copy && end - at >= KERNEL_MIN {
@@ -152,18 +152,18 @@ impl<'a> Content<'a> {
                         | Errno::PERM
                         | Errno::TXTBSY,
                     ) => self.can_copy = false,
-                    Err(errno) => return Err(Stop::Kernel("copy", errno)),
+                    Err(errno) => return Err(CopyStop::Kernel("copy", errno)),
                 }
             }
             let [buffer, _] = &mut self.buffers;
             buffer.resize(PIECE, 0);
             let part = buffer.get_mut(..piece(end - at)).unwrap_or_default();
-            let count = kernel::files::read_full(from, part, at).map_err(Stop::at("read"))?;
+            let count = kernel::files::read_full(from, part, at).map_err(CopyStop::at("read"))?;
             if count == 0 {
                 break;
             }
             let part = part.get(..count).unwrap_or_default();
-            kernel::files::write_all(to, part, at).map_err(Stop::at("write the copy of"))?;
+            kernel::files::write_all(to, part, at).map_err(CopyStop::at("write the copy of"))?;
             at += count as u64;
         }
         Ok(at)
@@ -179,9 +179,9 @@ fn piece(length: u64) -> usize {
 fn ranges(
     file: BorrowedFd<'_>,
     size: u64,
-    each: &mut dyn FnMut(u64, u64) -> Result<u64, Stop>,
-) -> Result<bool, Stop> {
-    let failed = Stop::at("find the holes of");
+    each: &mut dyn FnMut(u64, u64) -> Result<u64, CopyStop>,
+) -> Result<bool, CopyStop> {
+    let failed = CopyStop::at("find the holes of");
     let mut at = 0;
     while at < size {
         let data = match rustix::fs::seek(file, SeekFrom::Data(at)) {

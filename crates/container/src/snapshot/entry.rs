@@ -15,7 +15,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::content::{Content, Stop};
+use super::content::{ByteCopier, CopyStop};
 use super::stamp::kind;
 
 /// Flags of all directories that are opened.
@@ -146,13 +146,13 @@ pub(super) enum Bearer<'a> {
 /// Copies files.
 #[derive(Debug)]
 pub(super) struct Copier<'a> {
-    pub(super) content: Content<'a>,
+    pub(super) content: ByteCopier<'a>,
     names: Vec<u8>,
     value: Vec<u8>,
 }
 
 impl<'a> Copier<'a> {
-    pub(super) fn new(content: Content<'a>) -> Self {
+    pub(super) fn new(content: ByteCopier<'a>) -> Self {
         Self { content, names: Vec::new(), value: Vec::new() }
     }
 
@@ -163,7 +163,7 @@ impl<'a> Copier<'a> {
         stat: &Statx,
         to: Place<'_>,
         writers: Writers,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), CopyStop> {
         match kind(stat) {
             FileType::RegularFile => self.regular(held, stat, to, writers),
             kind => self.special(held, stat, kind, to),
@@ -176,15 +176,15 @@ impl<'a> Copier<'a> {
         stat: &Statx,
         to: Place<'_>,
         writers: Writers,
-    ) -> Result<(), Stop> {
-        let from = open_data(held).map_err(Stop::at("open"))?;
+    ) -> Result<(), CopyStop> {
+        let from = open_data(held).map_err(CopyStop::at("open"))?;
         if writers == Writers::Run {
-            settle(from.as_fd()).map_err(Stop::at("write back"))?;
+            settle(from.as_fd()).map_err(CopyStop::at("write back"))?;
         }
-        let copy = create(to).map_err(Stop::at("create the copy of"))?;
+        let copy = create(to).map_err(CopyStop::at("create the copy of"))?;
         let is_whole = self.data(from.as_fd(), copy.as_fd(), stat)?;
         if !is_whole && writers == Writers::Rest {
-            return Err(Stop::Changed);
+            return Err(CopyStop::Changed);
         }
         self.metadata(from.as_fd(), copy.as_fd(), stat, Stale::None)
     }
@@ -195,7 +195,7 @@ impl<'a> Copier<'a> {
         from: BorrowedFd<'_>,
         copy: BorrowedFd<'_>,
         stat: &Statx,
-    ) -> Result<bool, Stop> {
+    ) -> Result<bool, CopyStop> {
         /// Unit of `stx_blocks`, in bytes. Source: statx(2).
         const BLOCK: u64 = 512;
         let is_dense = stat.stx_blocks.saturating_mul(BLOCK) >= stat.stx_size;
@@ -208,15 +208,15 @@ impl<'a> Copier<'a> {
         held: &OwnedFd,
         stat: &Statx,
         copy: Place<'_>,
-    ) -> Result<bool, Stop> {
-        let from = open_data(held).map_err(Stop::at("open"))?;
+    ) -> Result<bool, CopyStop> {
+        let from = open_data(held).map_err(CopyStop::at("open"))?;
         let copy = openat(
             copy.directory,
             copy.name,
             OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
             Mode::empty(),
         );
-        let copy = copy.map_err(Stop::at("open the copy of"))?;
+        let copy = copy.map_err(CopyStop::at("open the copy of"))?;
         self.content.is_equal(from.as_fd(), copy.as_fd(), stat.stx_size)
     }
 
@@ -226,12 +226,12 @@ impl<'a> Copier<'a> {
         stat: &Statx,
         kind: FileType,
         to: Place<'_>,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), CopyStop> {
         let Place { directory, name } = to;
-        let failed = Stop::at("create the copy of");
+        let failed = CopyStop::at("create the copy of");
         if kind == FileType::Symlink {
             let target = rustix::fs::readlinkat(held, c"", Vec::new());
-            let target = target.map_err(Stop::at("read the symbolic link"))?;
+            let target = target.map_err(CopyStop::at("read the symbolic link"))?;
             symlinkat(&*target, directory, name).map_err(failed)?;
         } else {
             let number = makedev(stat.stx_rdev_major, stat.stx_rdev_minor);
@@ -239,22 +239,22 @@ impl<'a> Copier<'a> {
         }
         let (user, group) = owner(stat);
         chownat(directory, name, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)
-            .map_err(Stop::at("set the owner of the copy of"))?;
+            .map_err(CopyStop::at("set the owner of the copy of"))?;
         let xattrs = self.xattrs(Bearer::Held(held.as_fd()))?;
         if !xattrs.is_empty() {
             // A path is the only way to set an xattr of a symbolic link.
             let path = [by_number(directory).as_bytes(), b"/", name.to_bytes()].concat();
             for (name, value) in &xattrs {
                 rustix::fs::lsetxattr(&*path, &**name, value, XattrFlags::empty())
-                    .map_err(Stop::at("set an xattr of the copy of"))?;
+                    .map_err(CopyStop::at("set an xattr of the copy of"))?;
             }
         }
         if kind != FileType::Symlink {
             chmodat(directory, name, mode(stat), AtFlags::empty())
-                .map_err(Stop::at("set the mode of the copy of"))?;
+                .map_err(CopyStop::at("set the mode of the copy of"))?;
         }
         utimensat(directory, name, &times(stat), AtFlags::SYMLINK_NOFOLLOW)
-            .map_err(Stop::at("set the times of the copy of"))
+            .map_err(CopyStop::at("set the times of the copy of"))
     }
 
     /// Gives a copy the owner, the xattrs, the mode and the times of its source. Both are regular files or both are
@@ -265,7 +265,7 @@ impl<'a> Copier<'a> {
         copy: BorrowedFd<'_>,
         stat: &Statx,
         stale: Stale,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), CopyStop> {
         let xattrs = self.xattrs(Bearer::Open(from))?;
         self.apply(copy, stat, &xattrs, stale)
     }
@@ -277,30 +277,31 @@ impl<'a> Copier<'a> {
         stat: &Statx,
         xattrs: &Xattrs,
         stale: Stale,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), CopyStop> {
         let (user, group) = owner(stat);
         // The next steps follow in this order because a new owner takes away the bits for setuid and capabilities, and
         // an ACL changes the mode.
-        fchown(copy, Some(user), Some(group)).map_err(Stop::at("set the owner of the copy of"))?;
+        fchown(copy, Some(user), Some(group))
+            .map_err(CopyStop::at("set the owner of the copy of"))?;
         if stale == Stale::Removed {
             for (name, _) in self.xattrs(Bearer::Open(copy))? {
                 // Security modules set xattrs that no process can remove.
                 if !name.starts_with(b"security.") && xattrs.iter().all(|it| it.0 != name) {
                     rustix::fs::fremovexattr(copy, &*name)
-                        .map_err(Stop::at("remove an xattr of the copy of"))?;
+                        .map_err(CopyStop::at("remove an xattr of the copy of"))?;
                 }
             }
         }
         for (name, value) in xattrs {
             rustix::fs::fsetxattr(copy, &**name, value, XattrFlags::empty())
-                .map_err(Stop::at("set an xattr of the copy of"))?;
+                .map_err(CopyStop::at("set an xattr of the copy of"))?;
         }
-        fchmod(copy, mode(stat)).map_err(Stop::at("set the mode of the copy of"))?;
-        futimens(copy, &times(stat)).map_err(Stop::at("set the times of the copy of"))
+        fchmod(copy, mode(stat)).map_err(CopyStop::at("set the mode of the copy of"))?;
+        futimens(copy, &times(stat)).map_err(CopyStop::at("set the times of the copy of"))
     }
 
     /// Returns the xattrs that a copy has.
-    pub(super) fn xattrs(&mut self, file: Bearer<'_>) -> Result<Xattrs, Stop> {
+    pub(super) fn xattrs(&mut self, file: Bearer<'_>) -> Result<Xattrs, CopyStop> {
         let path = match file {
             Bearer::Open(_) => String::new(),
             Bearer::Held(held) => by_number(held),
@@ -317,7 +318,7 @@ impl<'a> Copier<'a> {
             Ok(_) => {}
             // The file system does not support xattrs.
             Err(Errno::NOTSUP) => return Ok(Xattrs::new()),
-            Err(errno) => return Err(Stop::Kernel("list the xattrs of", errno)),
+            Err(errno) => return Err(CopyStop::Kernel("list the xattrs of", errno)),
         }
         let mut xattrs = Xattrs::new();
         for name in self.names.split(|byte| *byte == 0) {
@@ -335,7 +336,7 @@ impl<'a> Copier<'a> {
                 Ok(_) => xattrs.push((name.to_vec(), self.value.clone())),
                 // The xattr was removed just now.
                 Err(Errno::NODATA) => {}
-                Err(errno) => return Err(Stop::Kernel("read an xattr of", errno)),
+                Err(errno) => return Err(CopyStop::Kernel("read an xattr of", errno)),
             }
         }
         Ok(xattrs)

@@ -8,9 +8,9 @@ use std::sync::atomic::AtomicBool;
 use rustix::fs::{AtFlags, FileType, Mode, linkat, mkdirat};
 use rustix::io::Errno;
 
-use super::content::{Content, Stop};
+use super::content::{ByteCopier, CopyStop};
 use super::entry::{Copier, Place, Stale, Writers, hold, inherit_nothing, list, open_directory};
-use super::index::{DirectoryId, Entry, FileId, Index, Tally};
+use super::index::{CopiedEntry, CopyIndex, DirectoryId, FileId, Tally};
 use super::stamp::{FileKey, Seen, Stamp, kind, look};
 use super::way::{Back, Level, Way};
 use super::{CopyError, CopyReport};
@@ -21,7 +21,7 @@ pub struct FirstCopy<'a> {
     pub(super) from: OwnedFd,
     pub(super) to: OwnedFd,
     pub(super) copier: Copier<'a>,
-    pub(super) index: Index,
+    pub(super) index: CopyIndex,
     tally: Tally,
     /// First name of each file with several names.
     links: HashMap<FileKey, Copied>,
@@ -50,7 +50,8 @@ pub fn first_copy<'a>(
     to: BorrowedFd<'_>,
     cancel: &'a AtomicBool,
 ) -> Result<FirstCopy<'a>, CopyError> {
-    let failed = |action| move |errno| CopyError::of(Stop::Kernel(action, errno), b"/".to_vec());
+    let failed =
+        |action| move |errno| CopyError::of(CopyStop::Kernel(action, errno), b"/".to_vec());
     let from = open_directory(from).map_err(failed("open"))?;
     let to = open_directory(to).map_err(failed("open the copy of"))?;
     inherit_nothing(to.as_fd()).map_err(failed("remove the ACL of the copy of"))?;
@@ -59,8 +60,8 @@ pub fn first_copy<'a>(
     let mut copy = FirstCopy {
         from,
         to,
-        copier: Copier::new(Content::new(cancel)),
-        index: Index::new(),
+        copier: Copier::new(ByteCopier::new(cancel)),
+        index: CopyIndex::new(),
         tally: Tally::default(),
         links: HashMap::new(),
         is_incomplete: false,
@@ -85,7 +86,7 @@ impl FirstCopy<'_> {
     fn walk(&mut self) -> Result<(), CopyError> {
         let mut way = Way::new();
         let root = DirectoryId::ROOT;
-        let failed = |errno| self.stopped(root, None, Stop::Kernel("open", errno));
+        let failed = |errno| self.stopped(root, None, CopyStop::Kernel("open", errno));
         let from = open_directory(&self.from).map_err(failed)?;
         let (stat, seen) = look(&from).map_err(failed)?;
         self.tally.inode(&stat);
@@ -117,7 +118,7 @@ impl FirstCopy<'_> {
     /// Lists a directory.
     fn enter(&mut self, from: OwnedFd, seen: Seen, id: DirectoryId) -> Result<Walked, CopyError> {
         let mut names = Vec::new();
-        let failed = Stop::at("list");
+        let failed = CopyStop::at("list");
         let listed = list(from.as_fd(), &mut Vec::new(), failed, |name| {
             names.push(name.to_owned());
             Ok(())
@@ -135,12 +136,12 @@ impl FirstCopy<'_> {
         way: &mut Way<CString>,
         mut level: Walked,
         seen: Seen,
-    ) -> Result<Back, Stop> {
+    ) -> Result<Back, CopyStop> {
         let id = level.id;
-        level.to(&self.index, self.to.as_fd()).map_err(Stop::at("open the copy of"))?;
-        let back = way.back(&level).map_err(Stop::at("leave"))?;
-        let (from, to) = level.both().map_err(Stop::at("open"))?;
-        let (stat, _) = look(from).map_err(Stop::at("examine"))?;
+        level.to(&self.index, self.to.as_fd()).map_err(CopyStop::at("open the copy of"))?;
+        let back = way.back(&level).map_err(CopyStop::at("leave"))?;
+        let (from, to) = level.both().map_err(CopyStop::at("open"))?;
+        let (stat, _) = look(from).map_err(CopyStop::at("examine"))?;
         self.copier.metadata(from, to, &stat, Stale::Removed)?;
         self.index.finish(id, seen);
         Ok(back)
@@ -151,21 +152,22 @@ impl FirstCopy<'_> {
         &mut self,
         level: &mut Walked,
         name: &CStr,
-    ) -> Result<Option<(OwnedFd, Seen, DirectoryId)>, Stop> {
+    ) -> Result<Option<(OwnedFd, Seen, DirectoryId)>, CopyStop> {
         self.copier.content.go_on()?;
         let parent = level.id;
-        let held = match hold(level.from().map_err(Stop::at("open"))?, name) {
+        let held = match hold(level.from().map_err(CopyStop::at("open"))?, name) {
             // The name was removed.
             Err(Errno::NOENT) => return Ok(None),
-            held => held.map_err(Stop::at("open"))?,
+            held => held.map_err(CopyStop::at("open"))?,
         };
-        let (stat, seen) = look(&held).map_err(Stop::at("examine"))?;
-        let to = level.to(&self.index, self.to.as_fd()).map_err(Stop::at("open the copy of"))?;
+        let (stat, seen) = look(&held).map_err(CopyStop::at("examine"))?;
+        let to =
+            level.to(&self.index, self.to.as_fd()).map_err(CopyStop::at("open the copy of"))?;
         let place = Place { directory: to, name };
         if kind(&stat) == FileType::Directory {
             let from = match open_directory(&held) {
                 Err(Errno::NOENT) => return Ok(None),
-                from => from.map_err(Stop::at("open"))?,
+                from => from.map_err(CopyStop::at("open"))?,
             };
             return match mkdirat(to, name, Mode::RWXU) {
                 Ok(()) => {
@@ -175,7 +177,7 @@ impl FirstCopy<'_> {
                 }
                 // The directory lists the name twice, because it was replaced.
                 Err(Errno::EXIST) => Ok(None),
-                Err(errno) => Err(Stop::Kernel("create the copy of", errno)),
+                Err(errno) => Err(CopyStop::Kernel("create the copy of", errno)),
             };
         }
         let key = Stamp::of(&stat).key;
@@ -186,36 +188,41 @@ impl FirstCopy<'_> {
                 Ok(()) => {
                     self.tally.name(&stat);
                     // If another file has got the inode's number, its stamp is another, and it is copied again.
-                    self.index.add_name(parent, name, Entry::File(known.file));
+                    self.index.add_name(parent, name, CopiedEntry::File(known.file));
                     return Ok(None);
                 }
                 Err(Errno::EXIST) => return Ok(None),
                 // Overlayfs links all whiteouts to one file, but does not depend on this.
                 Err(Errno::MLINK) if seen.is_whiteout() => {}
-                Err(errno) => return Err(Stop::Kernel("link the copy of", errno)),
+                Err(errno) => return Err(CopyStop::Kernel("link the copy of", errno)),
             }
         }
         match self.copier.file(&held, &stat, place, Writers::Run) {
-            Err(Stop::Kernel(_, Errno::EXIST)) => return Ok(None),
+            Err(CopyStop::Kernel(_, Errno::EXIST)) => return Ok(None),
             copied => copied?,
         }
         self.tally.name(&stat);
         let file = self.index.add_file(seen);
-        self.index.add_name(parent, name, Entry::File(file));
+        self.index.add_name(parent, name, CopiedEntry::File(file));
         if stat.stx_nlink > 1 {
             self.links.insert(key, Copied { file, directory: parent, name: name.into() });
         }
         Ok(None)
     }
 
-    pub(super) fn stopped(&self, id: DirectoryId, name: Option<&CStr>, stop: Stop) -> CopyError {
+    pub(super) fn stopped(
+        &self,
+        id: DirectoryId,
+        name: Option<&CStr>,
+        stop: CopyStop,
+    ) -> CopyError {
         CopyError::of(stop, self.index.path(id, name))
     }
 }
 
 /// Links a name in the directory `parent` to a file of the copy.
 fn link(
-    index: &Index,
+    index: &CopyIndex,
     root: BorrowedFd<'_>,
     known: &Copied,
     parent: DirectoryId,

@@ -24,7 +24,7 @@ impl DirectoryId {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Entry {
+pub(super) enum CopiedEntry {
     /// A file that is not a directory. Several names may have the same one.
     File(FileId),
     Directory(DirectoryId),
@@ -38,17 +38,17 @@ struct Directory {
     /// Stamp before its names and xattrs were read; `None` until its metadata was copied.
     seen: Option<Seen>,
     /// Names in the order in which the source has listed them.
-    entries: Vec<(Box<CStr>, Entry)>,
+    entries: Vec<(Box<CStr>, CopiedEntry)>,
 }
 
 /// Record of a copy.
 #[derive(Debug)]
-pub(super) struct Index {
+pub(super) struct CopyIndex {
     files: Vec<Seen>,
     directories: Vec<Directory>,
 }
 
-impl Index {
+impl CopyIndex {
     /// Returns an index that has only the root.
     pub(super) fn new() -> Self {
         let root = Directory { place: None, seen: None, entries: Vec::new() };
@@ -66,11 +66,11 @@ impl Index {
         let place = Some((parent, name.into()));
         self.directories.push(Directory { place, seen: None, entries: Vec::new() });
         let id = DirectoryId(self.directories.len() - 1);
-        self.add_name(parent, name, Entry::Directory(id));
+        self.add_name(parent, name, CopiedEntry::Directory(id));
         id
     }
 
-    pub(super) fn add_name(&mut self, directory: DirectoryId, name: &CStr, entry: Entry) {
+    pub(super) fn add_name(&mut self, directory: DirectoryId, name: &CStr, entry: CopiedEntry) {
         self.directories[directory.0].entries.push((name.into(), entry));
     }
 
@@ -142,7 +142,7 @@ impl Index {
 /// Names that a directory had in the first copy.
 #[derive(Debug)]
 pub(super) struct KnownNames {
-    entries: Vec<(Box<CStr>, Entry)>,
+    entries: Vec<(Box<CStr>, CopiedEntry)>,
     is_found: Vec<bool>,
     /// Place of the name that is expected next: a directory usually lists its names in the same order.
     next: usize,
@@ -152,7 +152,7 @@ pub(super) struct KnownNames {
 
 impl KnownNames {
     /// Returns the entry with this name. A name is returned once.
-    pub(super) fn find(&mut self, name: &CStr) -> Option<Entry> {
+    pub(super) fn find(&mut self, name: &CStr) -> Option<CopiedEntry> {
         let entries = &self.entries;
         let place = match entries.get(self.next) {
             Some((expected, _)) if **expected == *name => self.next,

@@ -16,12 +16,12 @@ use kernel::mount::XattrNamespace;
 use rustix::fs::{AtFlags, FileType, Mode, Statx, linkat, mkdirat, mknodat, openat};
 use rustix::io::Errno;
 
-use super::content::{Content, Stop};
+use super::content::{ByteCopier, CopyStop};
 use super::entry::{
     Bearer, Copier, DIRECTORY, Place, Stale, Writers, Xattrs, create, hold, inherit_nothing, list,
     open_data, open_directory, parent,
 };
-use super::index::{DirectoryId, Index, Tally};
+use super::index::{CopyIndex, DirectoryId, Tally};
 use super::stamp::{FileKey, Stamp, kind, stat};
 use super::{CopyError, CopyReport};
 use crate::changes::marks::{Keeping, Marks, Opaque, split};
@@ -125,12 +125,12 @@ struct LinkKey {
 /// Why a merge ended.
 #[derive(Clone, Copy)]
 enum End {
-    Stop(Stop),
+    Stop(CopyStop),
     NoData,
 }
 
-impl From<Stop> for End {
-    fn from(stop: Stop) -> Self {
+impl From<CopyStop> for End {
+    fn from(stop: CopyStop) -> Self {
         Self::Stop(stop)
     }
 }
@@ -141,7 +141,7 @@ struct Merger<'a> {
     how: Share,
     namespace: XattrNamespace,
     copier: Copier<'a>,
-    index: Index,
+    index: CopyIndex,
     tally: Tally,
     /// First name of each file of a snapshot that was copied and has several names.
     links: HashMap<LinkKey, (DirectoryId, CString)>,
@@ -165,7 +165,7 @@ pub fn merge(
         return Err(MergeError::TooMany(layers.len()));
     }
     let failed = |action| {
-        move |errno| MergeError::Copy(CopyError::of(Stop::Kernel(action, errno), b"/".to_vec()))
+        move |errno| MergeError::Copy(CopyError::of(CopyStop::Kernel(action, errno), b"/".to_vec()))
     };
     let layers = layers.iter().map(open_directory).collect::<Result<Vec<_>, _>>();
     let to = open_directory(to).map_err(failed("open the copy of"))?;
@@ -175,8 +175,8 @@ pub fn merge(
         to,
         how,
         namespace,
-        copier: Copier::new(Content::new(cancel)),
-        index: Index::new(),
+        copier: Copier::new(ByteCopier::new(cancel)),
+        index: CopyIndex::new(),
         tally: Tally::default(),
         links: HashMap::new(),
         whiteout: None,
@@ -219,20 +219,20 @@ impl Merger<'_> {
     fn root(&mut self) -> Result<Level, End> {
         let mut elements = Vec::new();
         for layer in 0..self.layers.len() {
-            let held = open_directory(self.layer(layer)?).map_err(Stop::at("open"))?;
+            let held = open_directory(self.layer(layer)?).map_err(CopyStop::at("open"))?;
             elements.push(self.element(held, layer, None)?);
         }
         let first = elements.remove(0);
         self.tally.inode(&first.stat);
-        let to = open_directory(&self.to).map_err(Stop::at("open the copy of"))?;
+        let to = open_directory(&self.to).map_err(CopyStop::at("open the copy of"))?;
         let xattrs = self.without_marks(&first.xattrs);
         let below = Some(b"/".to_vec());
         self.level(DirectoryId::ROOT, to, first, elements, below, xattrs)
     }
 
-    fn layer(&self, number: usize) -> Result<BorrowedFd<'_>, Stop> {
+    fn layer(&self, number: usize) -> Result<BorrowedFd<'_>, CopyStop> {
         let layer = self.layers.get(number).map(|it| it.as_fd());
-        layer.ok_or(Stop::Kernel("open", Errno::BADF))
+        layer.ok_or(CopyStop::Kernel("open", Errno::BADF))
     }
 
     /// Reads a file or directory, and its marks.
@@ -241,8 +241,8 @@ impl Merger<'_> {
         held: OwnedFd,
         layer: usize,
         above: Option<usize>,
-    ) -> Result<Element, Stop> {
-        let stat = stat(&held).map_err(Stop::at("examine"))?;
+    ) -> Result<Element, CopyStop> {
+        let stat = stat(&held).map_err(CopyStop::at("examine"))?;
         let xattrs = self.copier.xattrs(Bearer::Held(held.as_fd()))?;
         let keeping = match self.namespace {
             XattrNamespace::Trusted => Keeping::Trusted,
@@ -272,10 +272,10 @@ impl Merger<'_> {
         let mut parts = Vec::new();
         let mut buffer = Vec::new();
         for (number, element) in std::iter::once(first).chain(others).enumerate() {
-            let directory = open_directory(&element.held).map_err(Stop::at("open"))?;
-            list(directory.as_fd(), &mut buffer, Stop::at("list"), |name| {
+            let directory = open_directory(&element.held).map_err(CopyStop::at("open"))?;
+            list(directory.as_fd(), &mut buffer, CopyStop::at("list"), |name| {
                 *names.entry(name.to_owned()).or_default() |= 1 << number;
-                Ok::<_, Stop>(())
+                Ok::<_, CopyStop>(())
             })?;
             parts.push(Part {
                 directory: Some(directory),
@@ -289,11 +289,11 @@ impl Merger<'_> {
     }
 
     /// Sets the metadata of a merged directory, and returns to its parent.
-    fn leave(&mut self, level: &Level, above: Option<&mut Level>) -> Result<(), Stop> {
+    fn leave(&mut self, level: &Level, above: Option<&mut Level>) -> Result<(), CopyStop> {
         let to = level.to()?;
         self.copier.apply(to, &level.stat, &level.xattrs, Stale::Removed)?;
         let Some(above) = above else { return Ok(()) };
-        let failed = Stop::at("leave");
+        let failed = CopyStop::at("leave");
         if above.to.is_none() {
             above.to = Some(parent(to).map_err(failed)?);
         }
@@ -402,8 +402,8 @@ impl Merger<'_> {
     }
 
     /// Follows a path in one snapshot, up to its last name.
-    fn resolve(&mut self, layer: usize, search: &mut Search) -> Result<Option<OwnedFd>, Stop> {
-        let mut here = open_directory(self.layer(layer)?).map_err(Stop::at("open"))?;
+    fn resolve(&mut self, layer: usize, search: &mut Search) -> Result<Option<OwnedFd>, CopyStop> {
+        let mut here = open_directory(self.layer(layer)?).map_err(CopyStop::at("open"))?;
         // Marks may change the path that precedes this rest.
         let mut rest = search.target.get(1..).unwrap_or_default().to_vec();
         loop {
@@ -423,7 +423,7 @@ impl Merger<'_> {
             } else if let Some(redirect) = &element.marks.redirect {
                 search.redirect(redirect, after.len() + 1)?;
             }
-            here = open_directory(&element.held).map_err(Stop::at("open"))?;
+            here = open_directory(&element.held).map_err(CopyStop::at("open"))?;
             rest = after;
         }
     }
@@ -438,9 +438,9 @@ impl Merger<'_> {
     ) -> Result<Level, End> {
         self.tally.name(&first.stat);
         let to = level.to()?;
-        mkdirat(to, name, Mode::RWXU).map_err(Stop::at("create the copy of"))?;
+        mkdirat(to, name, Mode::RWXU).map_err(CopyStop::at("create the copy of"))?;
         let copy = openat(to, name, DIRECTORY, Mode::empty());
-        let copy = copy.map_err(Stop::at("open the copy of"))?;
+        let copy = copy.map_err(CopyStop::at("open the copy of"))?;
         let id = self.index.add_directory(level.id, name);
         let mut xattrs = self.without_marks(&first.xattrs);
         let usual = level.below.as_ref().map(|it| join(it, name.to_bytes()));
@@ -492,12 +492,12 @@ impl Merger<'_> {
         if is_linked && self.link(level.id, place, &key)? {
             return Ok(());
         }
-        let copy = create(place).map_err(Stop::at("create the copy of"))?;
+        let copy = create(place).map_err(CopyStop::at("create the copy of"))?;
         // A file without data consists of a hole.
         let source = data.unwrap_or(first);
-        let from = open_data(&source.held).map_err(Stop::at("open"))?;
+        let from = open_data(&source.held).map_err(CopyStop::at("open"))?;
         if !self.copier.data(from.as_fd(), copy.as_fd(), &source.stat)? {
-            return Err(Stop::Changed.into());
+            return Err(CopyStop::Changed.into());
         }
         self.copier.apply(copy.as_fd(), &first.stat, &xattrs, Stale::None)?;
         if is_linked {
@@ -507,16 +507,16 @@ impl Merger<'_> {
     }
 
     /// Gives a file of a snapshot a name in the merged directory, or copies it.
-    fn share(&mut self, id: DirectoryId, to: Place<'_>, file: &Element) -> Result<(), Stop> {
+    fn share(&mut self, id: DirectoryId, to: Place<'_>, file: &Element) -> Result<(), CopyStop> {
         if self.how == Share::Link {
             match kernel::files::link(file.held.as_fd(), to.directory, to.name) {
                 Ok(NameOutcome::Now) => return Ok(()),
                 Ok(NameOutcome::Taken) => {
-                    return Err(Stop::Kernel("create the copy of", Errno::EXIST));
+                    return Err(CopyStop::Kernel("create the copy of", Errno::EXIST));
                 }
                 // The file has too many names, or the directory is on another file system.
                 Err(Errno::MLINK | Errno::XDEV | Errno::PERM) => {}
-                Err(errno) => return Err(Stop::Kernel("link the copy of", errno)),
+                Err(errno) => return Err(CopyStop::Kernel("link the copy of", errno)),
             }
         }
         let redirect = file.marks.redirect.clone();
@@ -533,12 +533,12 @@ impl Merger<'_> {
     }
 
     /// Links a name to the copy of a file. Returns false if there is none.
-    fn link(&self, id: DirectoryId, to: Place<'_>, key: &LinkKey) -> Result<bool, Stop> {
+    fn link(&self, id: DirectoryId, to: Place<'_>, key: &LinkKey) -> Result<bool, CopyStop> {
         match self.links.get(key) {
             None => Ok(false),
             Some(known) => {
                 let linked = self.link_to(id, to, known);
-                linked.map_err(Stop::at("link the copy of"))?;
+                linked.map_err(CopyStop::at("link the copy of"))?;
                 Ok(true)
             }
         }
@@ -560,19 +560,19 @@ impl Merger<'_> {
         linkat(from, &**name, to.directory, to.name, AtFlags::empty())
     }
 
-    fn whiteout(&mut self, level: &Level, name: &CStr) -> Result<(), Stop> {
+    fn whiteout(&mut self, level: &Level, name: &CStr) -> Result<(), CopyStop> {
         self.tally.report.entries += 1;
         let to = Place { directory: level.to()?, name };
         if let Some(known) = &self.whiteout {
             match self.link_to(level.id, to, known) {
                 Ok(()) => return Ok(()),
                 Err(Errno::MLINK | Errno::PERM) => {}
-                Err(errno) => return Err(Stop::Kernel("link the copy of", errno)),
+                Err(errno) => return Err(CopyStop::Kernel("link the copy of", errno)),
             }
         }
         self.tally.report.inodes += 1;
         mknodat(to.directory, name, FileType::CharacterDevice, Mode::empty(), 0)
-            .map_err(Stop::at("create the copy of"))?;
+            .map_err(CopyStop::at("create the copy of"))?;
         self.whiteout = Some((level.id, name.to_owned()));
         Ok(())
     }
@@ -595,14 +595,14 @@ impl Merger<'_> {
 
 impl Search {
     /// Applies a redirect of the name that is followed by `after` bytes of the target.
-    fn redirect(&mut self, redirect: &[u8], after: usize) -> Result<(), Stop> {
+    fn redirect(&mut self, redirect: &[u8], after: usize) -> Result<(), CopyStop> {
         let is_path = redirect.first() == Some(&b'/');
         let names = redirect.get(usize::from(is_path)..).unwrap_or_default();
         let mut names = names.split(|byte| *byte == b'/');
         let is_name = |name: &[u8]| !matches!(name, b"" | b"." | b"..") && !name.contains(&0);
         let is_valid = names.clone().all(is_name) && (is_path || names.nth(1).is_none());
         if !is_valid {
-            return Err(Stop::Kernel("follow the redirect of", Errno::INVAL));
+            return Err(CopyStop::Kernel("follow the redirect of", Errno::INVAL));
         }
         let end = self.target.len().saturating_sub(after);
         let after = self.target.split_off(end);
@@ -621,16 +621,16 @@ impl Search {
 }
 
 impl Part {
-    fn directory(&self) -> Result<BorrowedFd<'_>, Stop> {
+    fn directory(&self) -> Result<BorrowedFd<'_>, CopyStop> {
         let directory = self.directory.as_ref().map(|it| it.as_fd());
-        directory.ok_or(Stop::Kernel("open", Errno::BADF))
+        directory.ok_or(CopyStop::Kernel("open", Errno::BADF))
     }
 }
 
 impl Level {
-    fn to(&self) -> Result<BorrowedFd<'_>, Stop> {
+    fn to(&self) -> Result<BorrowedFd<'_>, CopyStop> {
         let to = self.to.as_ref().map(|it| it.as_fd());
-        to.ok_or(Stop::Kernel("open the copy of", Errno::BADF))
+        to.ok_or(CopyStop::Kernel("open the copy of", Errno::BADF))
     }
 }
 
@@ -653,8 +653,8 @@ fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
 }
 
 /// Opens a name. `None` if it does not exist.
-fn hold_bytes(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Option<OwnedFd>, Stop> {
-    let failed = Stop::at("open");
+fn hold_bytes(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Option<OwnedFd>, CopyStop> {
+    let failed = CopyStop::at("open");
     let name = CString::new(name).map_err(|_nul| failed(Errno::INVAL))?;
     match hold(directory, &name) {
         Err(Errno::NOENT | Errno::NAMETOOLONG) => Ok(None),

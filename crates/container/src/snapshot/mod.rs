@@ -33,7 +33,7 @@ use std::io;
 pub use first_copy::{FirstCopy, first_copy};
 pub use merge::{MOST_LAYERS, MergeError, Share, merge};
 
-use self::content::Stop;
+use self::content::CopyStop;
 
 /// Figures of a copy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -69,11 +69,11 @@ pub enum CopyError {
 }
 
 impl CopyError {
-    fn of(stop: Stop, path: Vec<u8>) -> Self {
+    fn of(stop: CopyStop, path: Vec<u8>) -> Self {
         match stop {
-            Stop::Cancelled => Self::Cancelled,
-            Stop::Changed => Self::Changed(path),
-            Stop::Kernel(action, errno) => Self::Io { action, path, source: errno.into() },
+            CopyStop::Cancelled => Self::Cancelled,
+            CopyStop::Changed => Self::Changed(path),
+            CopyStop::Kernel(action, errno) => Self::Io { action, path, source: errno.into() },
         }
     }
 }

@@ -7,10 +7,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Mode, Statx, linkat, mkdirat};
 use rustix::io::Errno;
 
-use super::content::Stop;
+use super::content::CopyStop;
 use super::entry::{Copier, Place, Stale, Writers, hold, list, open_below, open_directory};
 use super::first_copy::FirstCopy;
-use super::index::{DirectoryId, Entry, FileId, Index, KnownNames, Tally};
+use super::index::{CopiedEntry, CopyIndex, DirectoryId, FileId, KnownNames, Tally};
 use super::remove::remove;
 use super::stamp::{FileKey, Stamp, kind, stat, stat_at};
 use super::way::{Back, Level, Way};
@@ -38,7 +38,7 @@ struct SecondCopy<'a> {
     from: OwnedFd,
     to: OwnedFd,
     copier: Copier<'a>,
-    index: Index,
+    index: CopyIndex,
     tally: Tally,
     groups: HashMap<FileKey, Group>,
     /// Whether every change through a shared mapping changes the `ctime`.
@@ -55,7 +55,7 @@ impl FirstCopy<'_> {
     /// [`CopyError`]; the copy has incomplete contents then.
     pub fn finish(self) -> Result<CopyReport, CopyError> {
         let shows_stores = shows_stores(&self.from).map_err(|errno| {
-            self.stopped(DirectoryId::ROOT, None, Stop::Kernel("examine", errno))
+            self.stopped(DirectoryId::ROOT, None, CopyStop::Kernel("examine", errno))
         })?;
         let mut second = SecondCopy {
             from: self.from,
@@ -91,9 +91,9 @@ impl SecondCopy<'_> {
         while let Some(level) = way.last() {
             let id = level.id;
             if let Some(below) = level.left.pop() {
-                let from = level.from().map_err(Stop::at("open"));
-                let opened =
-                    from.and_then(|from| open_below(from, &below.name).map_err(Stop::at("open")));
+                let from = level.from().map_err(CopyStop::at("open"));
+                let opened = from
+                    .and_then(|from| open_below(from, &below.name).map_err(CopyStop::at("open")));
                 let from = opened.map_err(|stop| self.stopped(below.id, None, stop))?;
                 way.push(self.enter(from, &below)?);
                 continue;
@@ -101,14 +101,14 @@ impl SecondCopy<'_> {
             let Some(mut level) = way.pop() else { break };
             let left = self.leave(&mut way, &mut level);
             if left.map_err(|stop| self.stopped(id, None, stop))? == Back::Lost {
-                return Err(self.stopped(id, None, Stop::Changed));
+                return Err(self.stopped(id, None, CopyStop::Changed));
             }
         }
         Ok(())
     }
 
-    fn root(&mut self) -> Result<Level<Subdirectory>, (Option<CString>, Stop)> {
-        let failed = |action| move |errno| (None, Stop::Kernel(action, errno));
+    fn root(&mut self) -> Result<Level<Subdirectory>, (Option<CString>, CopyStop)> {
+        let failed = |action| move |errno| (None, CopyStop::Kernel(action, errno));
         let from = open_directory(&self.from).map_err(failed("open"))?;
         let stat = stat(&from).map_err(failed("examine"))?;
         self.tally.inode(&stat);
@@ -134,13 +134,14 @@ impl SecondCopy<'_> {
         id: DirectoryId,
         key: FileKey,
         is_due: bool,
-    ) -> Result<Level<Subdirectory>, (Option<CString>, Stop)> {
-        let listed = open_directory(&from).map_err(|errno| (None, Stop::Kernel("open", errno)))?;
+    ) -> Result<Level<Subdirectory>, (Option<CString>, CopyStop)> {
+        let listed =
+            open_directory(&from).map_err(|errno| (None, CopyStop::Kernel("open", errno)))?;
         let mut level = Level::new(from, key, id);
         level.is_due = is_due;
         let mut known = self.index.take_names(id);
         let mut listing = std::mem::take(&mut self.listing);
-        let failed = |errno| (None, Stop::Kernel("list", errno));
+        let failed = |errno| (None, CopyStop::Kernel("list", errno));
         list(listed.as_fd(), &mut listing, failed, |name| {
             let compared = self.entry(&mut level, &mut known, name);
             compared.map_err(|stop| (Some(name.to_owned()), stop))
@@ -153,10 +154,11 @@ impl SecondCopy<'_> {
         Ok(level)
     }
 
-    fn remove(&mut self, level: &mut Level<Subdirectory>, name: &CStr) -> Result<(), Stop> {
+    fn remove(&mut self, level: &mut Level<Subdirectory>, name: &CStr) -> Result<(), CopyStop> {
         self.tally.report.recopied += 1;
-        let to = level.to(&self.index, self.to.as_fd()).map_err(Stop::at("open the copy of"))?;
-        remove(to, name).map_err(Stop::at("remove the copy of"))
+        let to =
+            level.to(&self.index, self.to.as_fd()).map_err(CopyStop::at("open the copy of"))?;
+        remove(to, name).map_err(CopyStop::at("remove the copy of"))
     }
 
     fn entry(
@@ -164,12 +166,12 @@ impl SecondCopy<'_> {
         level: &mut Level<Subdirectory>,
         known: &mut KnownNames,
         name: &CStr,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), CopyStop> {
         self.copier.content.go_on()?;
-        let from = level.from().map_err(Stop::at("open"))?;
+        let from = level.from().map_err(CopyStop::at("open"))?;
         let stat = match stat_at(from, name) {
-            Err(Errno::NOENT) => return Err(Stop::Changed),
-            stat => stat.map_err(Stop::at("examine"))?,
+            Err(Errno::NOENT) => return Err(CopyStop::Changed),
+            stat => stat.map_err(CopyStop::at("examine"))?,
         };
         self.tally.name(&stat);
         let stamp = Stamp::of(&stat);
@@ -177,7 +179,7 @@ impl SecondCopy<'_> {
         if kind(&stat) == FileType::Directory {
             let id = match found {
                 // It may be another directory with the same name. All its entries and its metadata are compared.
-                Some(Entry::Directory(id)) => id,
+                Some(CopiedEntry::Directory(id)) => id,
                 found => self.add_directory(level, found, name)?,
             };
             let is_due = !self.index.is_unchanged(id, &stamp);
@@ -185,15 +187,16 @@ impl SecondCopy<'_> {
             level.left.push(Subdirectory { name: name.to_owned(), id, key, is_due });
             return Ok(());
         }
-        if let Some(Entry::File(file)) = found
+        if let Some(CopiedEntry::File(file)) = found
             && self.is_same(level, name, file, &stat)?
         {
             return Ok(());
         }
         self.tally.report.recopied += 1;
-        let to = level.to(&self.index, self.to.as_fd()).map_err(Stop::at("open the copy of"))?;
+        let to =
+            level.to(&self.index, self.to.as_fd()).map_err(CopyStop::at("open the copy of"))?;
         if found.is_some() {
-            remove(to, name).map_err(Stop::at("remove the copy of"))?;
+            remove(to, name).map_err(CopyStop::at("remove the copy of"))?;
         }
         self.renew(level, name, &stat)
     }
@@ -201,15 +204,16 @@ impl SecondCopy<'_> {
     fn add_directory(
         &mut self,
         level: &mut Level<Subdirectory>,
-        found: Option<Entry>,
+        found: Option<CopiedEntry>,
         name: &CStr,
-    ) -> Result<DirectoryId, Stop> {
+    ) -> Result<DirectoryId, CopyStop> {
         self.tally.report.recopied += 1;
-        let to = level.to(&self.index, self.to.as_fd()).map_err(Stop::at("open the copy of"))?;
+        let to =
+            level.to(&self.index, self.to.as_fd()).map_err(CopyStop::at("open the copy of"))?;
         if found.is_some() {
-            remove(to, name).map_err(Stop::at("remove the copy of"))?;
+            remove(to, name).map_err(CopyStop::at("remove the copy of"))?;
         }
-        mkdirat(to, name, Mode::RWXU).map_err(Stop::at("create the copy of"))?;
+        mkdirat(to, name, Mode::RWXU).map_err(CopyStop::at("create the copy of"))?;
         Ok(self.index.add_directory(level.id, name))
     }
 
@@ -220,7 +224,7 @@ impl SecondCopy<'_> {
         name: &CStr,
         file: FileId,
         stat: &Statx,
-    ) -> Result<bool, Stop> {
+    ) -> Result<bool, CopyStop> {
         let stamp = Stamp::of(stat);
         let seen = self.index.file(file);
         // Overlayfs links all whiteouts to one file, whose `ctime` changes with each. Their metadata has no meaning.
@@ -246,14 +250,14 @@ impl SecondCopy<'_> {
         level: &mut Level<Subdirectory>,
         name: &CStr,
         stat: &Statx,
-    ) -> Result<bool, Stop> {
+    ) -> Result<bool, CopyStop> {
         if self.shows_stores || kind(stat) != FileType::RegularFile || stat.stx_size == 0 {
             return Ok(true);
         }
-        let from = level.from().map_err(Stop::at("open"))?;
-        let held = hold(from, name).map_err(Stop::at("open"))?;
+        let from = level.from().map_err(CopyStop::at("open"))?;
+        let held = hold(from, name).map_err(CopyStop::at("open"))?;
         let directory = level.copy(&self.index, self.to.as_fd());
-        let directory = directory.map_err(Stop::at("open the copy of"))?;
+        let directory = directory.map_err(CopyStop::at("open the copy of"))?;
         self.copier.is_equal(&held, stat, Place { directory, name })
     }
 
@@ -263,11 +267,11 @@ impl SecondCopy<'_> {
         level: &mut Level<Subdirectory>,
         name: &CStr,
         seen: &Statx,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), CopyStop> {
         let stamp = Stamp::of(seen);
         let id = level.id;
-        level.to(&self.index, self.to.as_fd()).map_err(Stop::at("open the copy of"))?;
-        let (from, to) = level.both().map_err(Stop::at("open"))?;
+        level.to(&self.index, self.to.as_fd()).map_err(CopyStop::at("open the copy of"))?;
+        let (from, to) = level.both().map_err(CopyStop::at("open"))?;
         let is_linked = seen.stx_nlink > 1;
         if is_linked && let Some(group) = self.groups.get(&stamp.key) {
             let other;
@@ -275,25 +279,25 @@ impl SecondCopy<'_> {
                 to
             } else {
                 let opened = self.index.open(self.to.as_fd(), group.directory);
-                other = opened.map_err(Stop::at("open the copy of"))?;
+                other = opened.map_err(CopyStop::at("open the copy of"))?;
                 other.as_fd()
             };
             match linkat(directory, &*group.name, to, name, AtFlags::empty()) {
                 Ok(()) => return Ok(()),
                 Err(Errno::MLINK) if stamp.is_whiteout() => {}
-                Err(errno) => return Err(Stop::Kernel("link the copy of", errno)),
+                Err(errno) => return Err(CopyStop::Kernel("link the copy of", errno)),
             }
         }
-        let held = hold(from, name).map_err(Stop::at("open"))?;
-        let examine = |held: &OwnedFd| stat(held).map_err(Stop::at("examine"));
+        let held = hold(from, name).map_err(CopyStop::at("open"))?;
+        let examine = |held: &OwnedFd| stat(held).map_err(CopyStop::at("examine"));
         let now = examine(&held)?;
         if Stamp::of(&now) != stamp {
-            return Err(Stop::Changed);
+            return Err(CopyStop::Changed);
         }
         let place = Place { directory: to, name };
         self.copier.file(&held, &now, place, Writers::Rest)?;
         if Stamp::of(&examine(&held)?) != stamp {
-            return Err(Stop::Changed);
+            return Err(CopyStop::Changed);
         }
         if is_linked {
             let group = Group { file: None, directory: id, name: name.into() };
@@ -307,17 +311,17 @@ impl SecondCopy<'_> {
         &mut self,
         way: &mut Way<Subdirectory>,
         level: &mut Level<Subdirectory>,
-    ) -> Result<Back, Stop> {
+    ) -> Result<Back, CopyStop> {
         if level.is_due {
-            level.to(&self.index, self.to.as_fd()).map_err(Stop::at("open the copy of"))?;
-            let (from, to) = level.both().map_err(Stop::at("open"))?;
-            let stat = stat(from).map_err(Stop::at("examine"))?;
+            level.to(&self.index, self.to.as_fd()).map_err(CopyStop::at("open the copy of"))?;
+            let (from, to) = level.both().map_err(CopyStop::at("open"))?;
+            let stat = stat(from).map_err(CopyStop::at("examine"))?;
             self.copier.metadata(from, to, &stat, Stale::Removed)?;
         }
-        way.back(level).map_err(Stop::at("leave"))
+        way.back(level).map_err(CopyStop::at("leave"))
     }
 
-    fn stopped(&self, id: DirectoryId, name: Option<&CStr>, stop: Stop) -> CopyError {
+    fn stopped(&self, id: DirectoryId, name: Option<&CStr>, stop: CopyStop) -> CopyError {
         CopyError::of(stop, self.index.path(id, name))
     }
 }

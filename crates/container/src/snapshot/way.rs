@@ -8,7 +8,7 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 
 use super::entry::{inherit_nothing, parent};
-use super::index::{DirectoryId, Index};
+use super::index::{CopyIndex, DirectoryId};
 use super::stamp::{FileKey, Stamp, stat};
 
 /// Number of directories that are open, each in the source and in the copy.
@@ -48,7 +48,7 @@ impl<N> Level<N> {
     /// Returns the directory of the copy, to change it. So its times must be set afterwards.
     pub(super) fn to(
         &mut self,
-        index: &Index,
+        index: &CopyIndex,
         root: BorrowedFd<'_>,
     ) -> Result<BorrowedFd<'_>, Errno> {
         if !self.is_due || self.to.is_none() {
@@ -61,7 +61,7 @@ impl<N> Level<N> {
     /// Returns the directory of the copy, to read it.
     pub(super) fn copy(
         &mut self,
-        index: &Index,
+        index: &CopyIndex,
         root: BorrowedFd<'_>,
     ) -> Result<BorrowedFd<'_>, Errno> {
         let to = match self.to.take() {

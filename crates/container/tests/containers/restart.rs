@@ -269,7 +269,8 @@ fn what_cannot_be_continued_is_refused_and_stays() {
         std::fs::write(folder.join(file), before).unwrap();
     }
     // The kernel's mark of a layer that was not synced, with the id of another boot.
-    std::fs::create_dir_all(folder.join(LAYER).join("work/work/incompat/volatile")).unwrap();
+    std::fs::create_dir_all(folder.join(LAYER).join("work").join("work/incompat/volatile"))
+        .unwrap();
     std::fs::write(folder.join(LAYER).join("boot_id"), "another\n").unwrap();
     let error = refused("c");
     assert!(error.contains("the host has restarted since"), "{error}");
@@ -422,7 +423,7 @@ fn a_rollback_that_is_killed_is_done_or_not() {
         assert_eq!(watch(|| new(&fixture, runtime, wish("c", STATES, writable.clone()))), [0]);
         for call in calls.split(',') {
             for number in 1.. {
-                let mut child = Command::new("strace");
+                let mut child = Command::new(testing::find_program("strace").unwrap());
                 child.args(["-qq", "-o", "/dev/null", "-e", &format!("trace={call}")]);
                 child.args(["-e", &format!("inject={call}:signal=KILL:when={number}")]);
                 child.arg(std::env::current_exe().unwrap());

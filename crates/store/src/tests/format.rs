@@ -7,7 +7,8 @@ use std::path::Path;
 use image::verity::{Algorithm, ObjectId, VerityDigest, digest};
 use sha2::{Digest as _, Sha256};
 
-use super::{container_snapshots, fast_directory, import, name, open, sample};
+use super::snapshots::container_snapshots;
+use super::{fast_directory, import, name, open, sample};
 use crate::{
     Chunk, ChunkKey, ContainerSnapshotRecord, Digest, ObjectPart, OpenOptions, Seconds, Store,
 };

@@ -1,7 +1,6 @@
 //! Tests of the store as a whole, with shared helpers.
 
 mod concurrency;
-mod container_snapshots;
 mod damage;
 pub(crate) mod data;
 mod data_damage;
@@ -17,7 +16,7 @@ mod pieces;
 mod ranges;
 mod records;
 mod sealing;
-mod snapshots;
+pub(crate) mod snapshots;
 mod trim;
 mod unproven;
 mod unsynced;

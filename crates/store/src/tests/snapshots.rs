@@ -1,4 +1,6 @@
-//! Snapshots of container engines.
+//! Snapshots of container engines, and of containers.
+
+pub(super) mod container_snapshots;
 
 use std::collections::BTreeMap;
 use std::fs;

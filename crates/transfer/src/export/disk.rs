@@ -6,6 +6,7 @@
 
 mod boot;
 mod fat;
+mod first_block;
 mod identity;
 mod pe;
 mod signature;
@@ -20,6 +21,7 @@ use store::{OperationError, Store};
 use uuid::Uuid;
 
 pub use self::boot::{BootError, BootFiles, BootProgram, StubError};
+use self::first_block::{BLOCK, image_length, wrong_length};
 pub use self::identity::{DiskReport, RootType};
 use self::identity::{ROOT_NAME, Variant};
 pub use self::signature::{RootHashKey, RootSigner, SignerError};
@@ -27,12 +29,6 @@ use self::table::{DiskPartition, DiskTable, MIB, READ_ONLY, zeros};
 pub use self::verified::{VerifiedDisk, VerifiedDiskReport, to_verified_disk};
 use super::erofs::image_only;
 use super::{ExportError, Options};
-
-/// Size of a block of the image, in bytes. The image's length is a multiple of this.
-const BLOCK: usize = 4096;
-/// Offset of `blocks_lo` in the superblock, which begins at byte 1024. Source: Linux `fs/erofs/erofs_fs.h`, `struct
-/// erofs_super_block`.
-const BLOCKS_AT: usize = 1024 + 36;
 
 /// Writes a disk whose only partition is the image that [`to_erofs`](super::to_erofs) makes for this flavor. The same
 /// image, partition type and flavor give the same bytes.
@@ -58,18 +54,6 @@ pub fn to_disk(
     let image = image_only(store, id, flavor, &mut disk, options)?;
     let bytes = disk.finish().map_err(OperationError::of("make", "the disk"))?;
     Ok(DiskReport { image, bytes, partition: ids.partition })
-}
-
-/// Returns the length in bytes that the first block of an image states.
-fn image_length(block: &[u8]) -> u64 {
-    let mut blocks = [0; 4];
-    blocks.copy_from_slice(&block[BLOCKS_AT..BLOCKS_AT + 4]);
-    u64::from(u32::from_le_bytes(blocks)) * BLOCK as u64
-}
-
-/// Returns the error for an image of another length than its first block states.
-fn wrong_length(written: u64, stated: Option<u64>) -> io::Error {
-    io::Error::other(format!("the image has {written} bytes, but its superblock states {stated:?}"))
 }
 
 /// UUIDs in a partition table, and the alignment of the disk's length.

@@ -311,7 +311,7 @@ pub(crate) fn image(
 
 /// Returns a group of options as it is if the command line has none of them.
 pub(crate) fn usual<T: Args>() -> anyhow::Result<T> {
-    let command = T::augment_args(Command::new("start").no_binary_name(true));
+    let command = T::augment_args(Command::default().no_binary_name(true));
     let matches: ArgMatches = command.try_get_matches_from(iter::empty::<&str>())?;
     Ok(T::from_arg_matches(&matches)?)
 }

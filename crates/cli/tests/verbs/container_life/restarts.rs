@@ -252,7 +252,7 @@ fn a_start_that_is_killed_leaves_a_container() {
     for call in calls {
         for number in 1..200 {
             let trace = place.path("trace");
-            let mut strace = std::process::Command::new("strace");
+            let mut strace = std::process::Command::new(testing::find_program("strace").unwrap());
             strace.args(["-f", "-q", "-e", "signal=none"]).arg("-o").arg(&trace);
             strace.args(["-e", &format!("trace={call}")]);
             strace.args(["-e", &format!("inject={call}:signal=KILL:when={number}")]);

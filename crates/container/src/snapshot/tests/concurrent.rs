@@ -170,7 +170,7 @@ for line in sys.stdin:
         testing::skipped("the temporary directory's file system does not show stores");
         return;
     }
-    let mut program = Command::new("python3");
+    let mut program = Command::new(testing::find_program("python3").unwrap());
     program.args(["-c", MAPPER]).arg(&path).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut program = Ended(program.spawn().unwrap());
     let program = &mut program.0;
@@ -235,7 +235,7 @@ fn map_while_copied(from: &Path, at: &Path, what: &str) {
     for number in 0..100 {
         fs::write(at.join(format!("other {number}")), "other").unwrap();
     }
-    let mut program = Command::new("python3");
+    let mut program = Command::new(testing::find_program("python3").unwrap());
     program.args(["-c", MAPPER]).arg(at).stdout(Stdio::piped());
     let mut program = Ended(program.spawn().unwrap());
     let program = &mut program.0;

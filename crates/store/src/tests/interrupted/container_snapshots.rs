@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::crash::{Recorded, record};
-use crate::tests::container_snapshots::{
+use crate::tests::snapshots::container_snapshots::{
     BEFORE, add, found, publish, snapshot, this_boot, with_image,
 };
 use crate::tests::{Failure, check, check_clean, eventually, fast_directory, import, name, sample};

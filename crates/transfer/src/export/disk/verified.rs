@@ -21,10 +21,10 @@ use super::super::erofs::{derived, image_only};
 use super::super::{ExportError, Options, files};
 use super::boot::BootProgram;
 use super::fat::FatLayout;
+use super::first_block::{BLOCK, image_length, wrong_length};
 use super::identity::{DiskReport, ROOT_NAME, RootType, Variant};
 use super::signature::RootSigner;
 use super::table::{DiskPartition, DiskTable, MIB, READ_ONLY, SECTOR, zeros};
-use super::{BLOCK, image_length, wrong_length};
 use crate::root_types::ESP;
 
 /// Names of the partitions after the root's.

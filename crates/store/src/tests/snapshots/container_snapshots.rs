@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use image::verity::ImageId;
 
-use super::{
+use super::super::{
     Failure, NOW, check, check_clean, eventually, fast_directory, import, name, open, sample,
 };
 use crate::shelf::container_snapshots::{CONTAINER_SNAPSHOTS, RECORD};
@@ -19,9 +19,9 @@ use crate::{
 };
 
 /// Id of a boot before this one.
-pub(super) const BEFORE: &str = "e9a5c0f0-0000-4000-8000-000000000000";
+pub(crate) const BEFORE: &str = "e9a5c0f0-0000-4000-8000-000000000000";
 
-pub(super) fn this_boot() -> Option<String> {
+pub(crate) fn this_boot() -> Option<String> {
     Some(kernel::process::boot_id().unwrap())
 }
 
@@ -30,7 +30,7 @@ fn only_image(store: &Store) -> ImageId {
 }
 
 /// Returns the record of a snapshot of the store's only image, whose data is on the disk.
-pub(super) fn snapshot(
+pub(crate) fn snapshot(
     store: &Store,
     name: Option<&str>,
     below: Option<&str>,
@@ -52,7 +52,7 @@ pub(super) fn snapshot(
 }
 
 /// Makes a draft with one file.
-pub(super) fn draft(store: &Store, text: &str) -> Result<ContainerSnapshotDraft, Failure> {
+pub(crate) fn draft(store: &Store, text: &str) -> Result<ContainerSnapshotDraft, Failure> {
     let draft = store.container_snapshots.draft()?;
     draft.upper()?;
     let mut file = draft.work.directory.open("upper")?.create("file")?;
@@ -60,7 +60,7 @@ pub(super) fn draft(store: &Store, text: &str) -> Result<ContainerSnapshotDraft,
     Ok(draft)
 }
 
-pub(super) fn publish(
+pub(crate) fn publish(
     store: &Store,
     record: &ContainerSnapshotRecord,
 ) -> Result<ContainerSnapshot, Failure> {
@@ -68,11 +68,11 @@ pub(super) fn publish(
 }
 
 /// As [`publish`], and closes the snapshot, so that it can be removed. Returns its id.
-pub(super) fn add(store: &Store, name: Option<&str>, below: Option<&str>) -> String {
+pub(crate) fn add(store: &Store, name: Option<&str>, below: Option<&str>) -> String {
     publish(store, &snapshot(store, name, below)).unwrap().id
 }
 
-pub(super) fn with_image(directory: &Path) -> Store {
+pub(crate) fn with_image(directory: &Path) -> Store {
     let store = open(directory);
     import(&store, "one", &sample("one", 2)).unwrap();
     store
@@ -105,7 +105,7 @@ fn removed(store: &Store, id: &str) {
     });
 }
 
-pub(super) fn found(
+pub(crate) fn found(
     result: Result<ContainerSnapshot, ContainerSnapshotError>,
 ) -> Result<String, String> {
     result.map(|it| it.id).map_err(|error| error.to_string())
