@@ -114,7 +114,7 @@ impl HashTreeBuilder {
         bytes: u64,
     ) -> Result<Self, HashTreeError> {
         let block_size = u64::from(BLOCK);
-        if bytes == 0 || bytes % block_size != 0 {
+        if bytes == 0 || !bytes.is_multiple_of(block_size) {
             return Err(HashTreeError::Blocks { bytes });
         }
         let blocks = bytes / block_size;

@@ -314,10 +314,10 @@ impl Draft {
                 match &self.items[child as usize].kind {
                     ItemKind::Directory(_) => open.push(child),
                     // The number of an inode has 32 bits.
-                    ItemKind::CharDevice(number) if number & 0xffff_ffff == 0 => {
-                        if !seen.insert(child) {
-                            return Err(SealedTreeError::LinkedDevice(name.to_vec()));
-                        }
+                    ItemKind::CharDevice(number)
+                        if number & 0xffff_ffff == 0 && !seen.insert(child) =>
+                    {
+                        return Err(SealedTreeError::LinkedDevice(name.to_vec()));
                     }
                     _ => {}
                 }

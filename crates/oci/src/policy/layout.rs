@@ -53,7 +53,7 @@ impl LayoutSignatures {
                     let Ok(()) = read(&Lenient(layout), &bytes, &mut budget, &mut signatures);
                 }
                 Err(error) => {
-                    tracing::warn!(digest = %entry.digest, %error, "no list of signatures")
+                    tracing::warn!(digest = %entry.digest, %error, "no list of signatures");
                 }
             }
         }
