@@ -54,8 +54,8 @@ pub fn read_evidence(
 }
 
 /// Adds evidence to earlier evidence in the store, so that signatures from one registry are kept if another registry
-/// has none. The manifest or image must be in the store with a name, or pinned. Of several processes that add
-/// evidence at the same time, each waits for the others, so that none is lost.
+/// has none. The manifest or image must be in the store with a name, or pinned. Processes that add evidence at the
+/// same time wait for each other, so that none is lost.
 pub fn keep(
     evidence: &Evidence,
     store: &Store,
@@ -184,7 +184,7 @@ mod tests {
                 for number in 0..8 {
                     let (start, manifest) = (&start, &manifest);
                     scope.spawn(move || {
-                        // As separate processes, each has a store of its own.
+                        // As separate processes, each opens the store.
                         let store = open();
                         let evidence =
                             Evidence { origins: vec![name(number)], ..Evidence::default() };

@@ -23,7 +23,7 @@ const FLAGS: [&str; 3] =
     ["-Ctarget-feature=+crt-static", "-Clink-arg=-Wl,-z,pack-relative-relocs", "-Cstrip=symbols"];
 
 /// Flags for LLD, which is rustc's linker for x86-64 only: functions with the same code become one, and strings with the
-/// same end. Nothing in Quire compares addresses of functions.
+/// same end. Quire does not compare addresses of functions.
 const LLD_FLAGS: [&str; 2] = ["-Clink-arg=-Wl,--icf=all", "-Clink-arg=-Wl,-O2"];
 
 /// Maximum length of the binary, which `docs/release.md` promises.

@@ -49,7 +49,7 @@ fn a_slash_makes_a_directory_in_old_headers_only() {
     check(&[Header::new(b"f/", b'0').block()], &["- f"]);
 }
 
-/// What other readers treat differently is noted, and nothing else.
+/// Exactly those entries are noted that other readers treat differently.
 #[test]
 fn unusual_entries_are_noted() {
     use UnusualTar as Is;

@@ -102,8 +102,8 @@ impl Evidence {
         serde_json::to_vec(&raw).expect("strings and lists serialize to JSON")
     }
 
-    /// Adds the new parts of `other`, up to the limits. Signatures that were made on this host have limits of their
-    /// own, so that no number of others replaces them.
+    /// Adds the new parts of `other`, up to the limits. Signatures that were made on this host have separate
+    /// limits, so that no number of others replaces them.
     pub fn add(&mut self, other: &Self) {
         fn add<T: Clone + PartialEq>(list: &mut Vec<T>, more: &[T], most: usize) {
             for it in more {

@@ -64,8 +64,7 @@ impl MountClient {
         places: &[&str],
     ) -> Result<LentMount, MountClientError> {
         let image = sealed_copy(image).map_err(MountClientError::Send)?;
-        // The service tells the id with SHA-256. Nobody can change the copy, so another id of it is that of the same
-        // bytes.
+        // The service sends the id with SHA-256. The copy is sealed, so another id of it is that of the same bytes.
         let hash = |algorithm| {
             let hashed = image_id(image.as_fd(), algorithm);
             hashed.map_err(|errno| MountClientError::Send(errno.into()))

@@ -504,7 +504,7 @@ mod tests {
         for value in ["1", "yes", "true", "", "none", "0\0"] {
             check(&[TOOLS], value.as_bytes(), None);
         }
-        // Of two such files, hosts take none, unless one of them has the name.
+        // Hosts take none of two such files, unless one of them has the name.
         let other = TOOLS.replace("tools", "other");
         check(&[TOOLS, &other], b"0", None);
         let new = TOOLS.replace("tools", "new");

@@ -208,7 +208,7 @@ fn keep_signatures(
     let count = of_manifest.len() + of_image.len();
     let failed = |source| ImportError::failed("store", "the signatures of the image", source);
     if !of_manifest.is_empty() {
-        // The indexes connect the manifest with what is signed.
+        // The indexes connect the manifest with the signed document.
         let indexes = found.indexes.clone();
         let evidence = Evidence { indexes, signatures: of_manifest, ..Evidence::default() };
         evidence::keep(&evidence, store, &found.manifest.0).map_err(failed)?;

@@ -96,7 +96,7 @@ fn an_image_that_was_signed_on_one_host_is_accepted_on_another() {
     to.out("export --quiet app oci:on");
 }
 
-/// What `cosign save` writes: the entries have no name.
+/// The entries that `cosign save` writes have no name.
 #[test]
 fn signatures_without_a_tag_are_found_by_their_kind() {
     if !testing::programs(&["openssl"]) {

@@ -210,7 +210,7 @@ fn an_image_with_a_manifest_is_signed_with_its_settings() {
     check_refused(&place, "a:1", "for other images");
 }
 
-/// Signatures that come with pulls have places of their own, however many they are.
+/// Signatures that come with pulls have separate places, however many they are.
 #[test]
 fn a_pull_with_other_signatures_keeps_those_made_here() {
     if !testing::programs(&["openssl"]) {

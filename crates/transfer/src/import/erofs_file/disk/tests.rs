@@ -167,7 +167,7 @@ fn partitions_that_verify_or_boot_are_no_root() {
         "signature of the root of amd64",
         "EFI system partition",
     ]) {
-        // The root has another file system, and somebody wrote EROFS's magic into the other partition.
+        // The root has another file system, and the other partition has EROFS's magic.
         let disk = Laid::new(&[(DATA, 40, 49, false), (kind, 50, 59, true)]).disk();
         let error = root(&&disk[..], "amd64").unwrap_err().to_string();
         assert!(error.contains(&format!("partition 2 \"p1\" ({name}, EROFS)")), "{error}");
