@@ -119,11 +119,15 @@ fn below(verb: &VerbRow, is_long: bool) -> String {
     }
 }
 
+/// Commands that only the long help lists with a description, so that the short one fits on a screen.
+const RARE: [&str; 7] = ["dump", "merge", "filter", "index", "unseal", "completions", "man"];
+
 /// Returns the help of the whole program, with its verbs in groups.
 fn template(command: &Command, columns: usize, is_long: bool) -> String {
     let mut text = "{before-help}{about-with-newline}\n{usage-heading} {usage}\n".to_owned();
     let mut group = "";
-    for row in VERBS {
+    let shown = VERBS.iter().filter(|it| is_long || !RARE.contains(&it.name));
+    for row in shown {
         if row.group != group {
             group = row.group;
             text += &format!("\n{group}:\n");
@@ -133,7 +137,10 @@ fn template(command: &Command, columns: usize, is_long: bool) -> String {
     }
     match is_long {
         true => text + &listed("help", HELP, columns) + "\nOptions:\n{options}{after-help}",
-        false => text.trim_end().to_owned() + "{after-help}",
+        false => {
+            let rare = listed("also", &RARE.join(", "), columns);
+            text.trim_end().to_owned() + "\n" + rare.trim_end() + "{after-help}"
+        }
     }
 }
 

@@ -58,6 +58,7 @@ pub(crate) const CONTAINER: &[OptionGroup] = &[
             "user",
             "entrypoint",
             "pull",
+            "from",
             "help",
         ],
     },
