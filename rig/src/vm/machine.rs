@@ -77,10 +77,8 @@ const READ_ONLY: &str = r"for it in DISKS dm-0; do test $(cat /sys/block/$it/ro)
     if printf x | dd of=/dev/$it bs=1 conv=notrunc,fsync 2> /dev/null; then exit 1; fi; done; \
     test $(cat /sys/block/WRITABLE/ro) = 0";
 
-/// Compares the contents of all files with those of `/vm/image`, whose digests were checked before, because digests take
-/// longer.
-const EQUAL: &str = r"all() { find . -type f -print0 | LC_ALL=C sort -z | xargs -0 cat; } \
-    && rm -f /one && mkfifo /one && { (cd /vm/image && all > /one) & } && all | cmp - /one && wait";
+/// Checks the digests of all files. Without KVM, this takes less time than `cmp` of two mounts.
+const EQUAL: &str = "sha256sum --check --strict --quiet /vm/digests";
 
 /// The mount of one disk for each file has the names and contents.
 const DISKS: &str =
@@ -248,9 +246,7 @@ fn steps(
     has_memory: bool,
 ) -> (Vec<Step>, String) {
     let (mut steps, _) = contents::steps(NAME, &format!("^/dev/{vmdk} /vm/image erofs ro,"));
-    let compare = |it: &str| {
-        it.replace("NAMES", contents::NAMES).replace("EQUAL", &EQUAL.replace("\\\n", " "))
-    };
+    let compare = |it: &str| it.replace("NAMES", contents::NAMES).replace("EQUAL", EQUAL);
     let more = [
         ("changes", CHANGES.replace("NEW", NEW).replace("WRITABLE", writable)),
         ("disks-are-read-only", READ_ONLY.replace("DISKS", others).replace("WRITABLE", writable)),
