@@ -134,8 +134,7 @@ impl Bench<'_> {
         rustix::fs::sync();
         let (disk, memory) = (used()?, available()?);
         let count = CHILDREN.to_string();
-        let fork =
-            more!(self.quire(), "fork --from many --count {count} --name many-{{}}", "parent");
+        let fork = more!(self.quire(), "fork --from many --count {count} --name many parent");
         let time = self.time(fork)?;
         rustix::fs::sync();
         let taken = used()?.saturating_sub(disk);

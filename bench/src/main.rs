@@ -104,7 +104,7 @@ const FIGURES: &str = "figures";
 
 /// Name, description and function of each bench.
 #[rustfmt::skip]
-const BENCHES: [(&str, &str, Bench); 27] = [
+const BENCHES: [(&str, &str, Bench); 28] = [
     ("mkcomposefs", "A dump of 64,246 entries into an image", mkcomposefs::bench),
     ("import", "An OCI layout of two gzip layers into a store; 3 GB of disk for each run", import::bench),
     ("storing", "An image's import and removal, in every form; 6 GB of disk for each run", storing::bench),
