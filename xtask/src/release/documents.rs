@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 use rig::cache::Cache;
-use rig::process::quiet;
+use rig::process::{cargo, quiet};
 use rig::tools;
 
 use super::{Commit, Place};
@@ -40,6 +40,8 @@ impl Documents {
         let bill = folder.join(format!("{target}.json"));
         let [config, template, linked] = ABOUT.map(|it| place.sources.join(it));
         let manifest = place.sources.join("crates/cli/Cargo.toml");
+        // The next program looks at the crates for all systems, and a build gets only those for one.
+        quiet(cargo().args(["fetch", "--locked"]).current_dir(&place.sources))?;
         let mut about = Command::new(tools::cargo_about(cache)?);
         // Offline: the texts come from the crates' sources, so that they are the same each time.
         about.args(["generate", "--offline", "--locked", "--fail", "--target", target]);
