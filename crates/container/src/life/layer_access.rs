@@ -89,8 +89,8 @@ pub enum LookError {
 /// contains its image. `now` returns the time, in seconds since 1970. This process must have only one thread while
 /// `work` runs nothing, because it forks a child that resumes a paused container.
 ///
-/// The changes of a running container are copied first, so that it is frozen only for a moment. In a store that this
-/// process cannot write to, it is paused until the changes are read.
+/// A running container is paused until the changes are read. If it was made from a snapshot, its changes are copied
+/// first, to be merged with those of the snapshots, and it is frozen only for a moment.
 pub fn look(
     store: &Store,
     images: &Store,
@@ -117,7 +117,7 @@ pub fn look(
         None => Vec::new(),
     };
     let (changes, paused) = match &lock {
-        None if meanwhile == Meanwhile::Stands && store.is_writable() => {
+        None if meanwhile == Meanwhile::Stands && !chain.is_empty() => {
             (copy(store, &found, work)?, None)
         }
         None => {

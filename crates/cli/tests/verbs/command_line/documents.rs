@@ -119,7 +119,7 @@ const NOT_RUN: [(&str, &str, &str); 73] = [
 ];
 
 /// Preconditions of a page: the page or `help VERB`, and the commands that establish them.
-const GIVEN: [(&str, &str); 23] = [
+const GIVEN: [(&str, &str); 25] = [
     ("help umount", "quire mount debian /mnt"),
     (
         "help rm",
@@ -140,6 +140,11 @@ const GIVEN: [(&str, &str); 23] = [
         "quire pull debian:12; quire pull debian:13; quire run -d --name web debian sleep 1000",
     ),
     ("help exec", "quire run -d --name web debian sleep 1000"),
+    ("help fork", "quire run -d --name agent debian sleep 1000"),
+    (
+        "help rollback",
+        "quire run -d --name web debian sleep 1000; quire snapshot create web before-upgrade",
+    ),
     ("help import", "quire export debian oci:./layout:1.0; quire export debian erofs:base.erofs"),
     ("help index", "quire rmi debian; quire pull --form tar --keep-layers debian:latest debian"),
     ("help ls", "quire build dir:/srv/root root.erofs"),

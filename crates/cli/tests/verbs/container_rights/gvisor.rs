@@ -250,7 +250,11 @@ fn rights_are_those_that_were_asked_for() {
     assert_eq!(place.out(device), "");
     let ran = place.run("run --quiet --runtime runsc --device /dev/loop-control a -- true");
     if std::path::Path::new("/dev/loop-control").exists() {
-        assert!(ran.code == Some(125) && ran.err.contains("no device"), "{}", ran.err);
+        assert!(
+            ran.code == Some(125) && ran.err.contains("does not support the device"),
+            "{}",
+            ran.err
+        );
     }
     let ran = place.run("run --quiet --runtime runsc --cap-add NONE_SUCH a -- true");
     assert!(ran.code == Some(125) && ran.err.contains("NONE_SUCH"), "{}", ran.err);

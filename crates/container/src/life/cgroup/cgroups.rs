@@ -165,6 +165,11 @@ enum FreezerFile {
 /// Time for a container's processes to freeze. A process in a long system call freezes after it.
 const FREEZING: Duration = Duration::from_secs(10);
 
+/// Time after which a cgroup that does not freeze is thawed and frozen again. In version 1, a process that forks while
+/// the cgroup freezes can wait for a frozen one, so that the cgroup stays at `FREEZING`. runc does the same. Source: its
+/// `fs/freezer.go`.
+const STUCK: Duration = Duration::from_millis(100);
+
 /// First interval between checks whether a container is frozen, which usually takes less than a millisecond.
 const FREEZING_CHECK: Duration = Duration::from_micros(100);
 
@@ -205,10 +210,17 @@ impl Freezer {
         }
         let since = Instant::now();
         for file in &self.0 {
-            let mut pause = FREEZING_CHECK;
+            let (mut pause, mut tried) = (FREEZING_CHECK, Instant::now());
             while !file.is_frozen()? {
                 if since.elapsed() >= FREEZING {
                     return Err(ErrorKind::TimedOut.into());
+                }
+                if tried.elapsed() >= STUCK {
+                    let (freeze, thaw) = file.words();
+                    write_existing(file.control(), thaw)?;
+                    std::thread::sleep(FREEZING_CHECK);
+                    write_existing(file.control(), freeze)?;
+                    (pause, tried) = (FREEZING_CHECK, Instant::now());
                 }
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(GLANCE);

@@ -63,7 +63,7 @@ impl VerbArgs for Fork {
         their own writable layers. They run its command from the beginning: processes and memory are not copied. They \
         publish no ports, because those of the container are in use, and share its volumes.\n\n\
         The container continues. Quire freezes it for a moment, as for `quire snapshot`.";
-    const EXAMPLES: &'static str = "quire fork agent\n  quire fork agent -n 8 --name 'try-{}' --hook 'git checkout -b try-$QUIRE_FORK'";
+    const EXAMPLES: &'static str = "quire fork agent\n  quire fork agent -n 8 --name 'try-{}' --hook 'echo $QUIRE_FORK >/tmp/number'";
     const PRINTS_JSON: bool = false;
     const EXIT_CODES: &'static str = START_CODES;
 
