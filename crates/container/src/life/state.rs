@@ -366,6 +366,7 @@ mod tests {
         assert_eq!(before(), StateBefore::None);
         code.note(&ended(5)).unwrap();
         ended(5).save(folder).unwrap();
+        let code = Code::open(folder).unwrap().unwrap();
         for _ in 0..2 {
             StateBefore::put_aside(folder).unwrap();
             assert_eq!(

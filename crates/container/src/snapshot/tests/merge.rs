@@ -85,7 +85,8 @@ impl Layers {
     }
 
     fn tree(&self, layers: &[PathBuf]) -> BTreeMap<PathBuf, super::Seen> {
-        let mut tree = tree(&path_of(self.mount(layers, None)));
+        let mount = self.mount(layers, None);
+        let mut tree = tree(&path_of(&mount));
         for seen in tree.values_mut() {
             // The numbers of links in layers differ.
             seen.links = 0;
