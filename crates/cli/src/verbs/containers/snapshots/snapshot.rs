@@ -35,7 +35,7 @@ pub(crate) struct Snapshot {
     /// The action
     #[arg(value_enum)]
     pub(crate) action: SnapshotAction,
-    /// For create: CONTAINER [NAME]; for list: [CONTAINER]; for rm: names or ids of snapshots
+    /// For create: a container, and optionally a name; for list: optionally a container; for rm: names or ids of snapshots
     #[arg(value_name = "NAME")]
     pub(crate) names: Vec<String>,
     /// Also list snapshots without a name, which containers or other snapshots need
