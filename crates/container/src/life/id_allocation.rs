@@ -4,7 +4,7 @@ use std::fs::File;
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
-use store::{ContainerError, Liveness, OperationError, Store};
+use store::{ContainerError, ContainerSnapshotError, Liveness, OperationError, Store};
 
 use crate::bundle::userns::{IdMap, MapError, SubIdFiles, auto};
 use crate::folder;
@@ -46,6 +46,9 @@ pub enum ClaimError {
     /// The running containers cannot be listed.
     #[error(transparent)]
     Containers(#[from] ContainerError),
+    /// The snapshots cannot be listed.
+    #[error(transparent)]
+    Snapshots(#[from] ContainerSnapshotError),
 }
 
 impl IdsChoice {
@@ -88,11 +91,11 @@ impl IdsChoice {
 struct TakenMaps {
     /// Maps of running containers.
     living: Vec<IdMap>,
-    /// Maps of containers that have ended, and can be started again.
+    /// Maps of containers that have ended, and can be started again, and of snapshots.
     kept: Vec<IdMap>,
 }
 
-fn taken(store: &Store) -> Result<TakenMaps, ContainerError> {
+fn taken(store: &Store) -> Result<TakenMaps, ClaimError> {
     let mut taken = TakenMaps::default();
     for (id, record, liveness) in store.containers.all()? {
         let maps = match liveness {
@@ -102,6 +105,10 @@ fn taken(store: &Store) -> Result<TakenMaps, ContainerError> {
         };
         maps.extend(IdMap::noted(&folder::path(store, &id)));
     }
+    // Files of a snapshot belong to the ids of a container that may be gone.
+    let snapshots = store.container_snapshots.all()?.into_iter();
+    let maps = snapshots.filter_map(|(_, record)| record.ok()?.map?.parse().ok());
+    taken.kept.extend(maps);
     Ok(taken)
 }
 

@@ -373,7 +373,7 @@ fn prepare_in(
     })
 }
 
-/// The folder of a new container, with what it keeps.
+/// The folder of a new container, with the settings that it keeps.
 struct NewFolder<'a> {
     folder: &'a ContainerDir,
     stored: &'a [u8],

@@ -118,7 +118,7 @@ pub(crate) fn export_changes(
 ) -> anyhow::Result<Answer> {
     let ChangesOptions { force, no_pause } = options;
     check_output(context, file, force)?;
-    let store = context.open(OpenOptions::write())?;
+    let store = context.open(OpenOptions::read())?;
     let mut looked = look(context, &store, name, no_pause)?;
     let paused = looked.paused.take();
     let cancel = AtomicBool::new(false);
@@ -182,7 +182,7 @@ pub(crate) fn preview(
     no_pause: bool,
 ) -> anyhow::Result<(Tree, Tree)> {
     let name = name.to_str().with_context(|| format!("{name:?} is not UTF-8"))?;
-    let store = context.open(OpenOptions::write())?;
+    let store = context.open(OpenOptions::read())?;
     let looked = look(context, &store, name, no_pause);
     let mut looked = looked.map_err(|error| match error.downcast_ref() {
         Some(LookError::Known(KnownError::Absent { .. }))

@@ -31,6 +31,7 @@ use store::ContainerSnapshot;
 use store::OpenOptions;
 
 use crate::Answer;
+use crate::args::Trust;
 use crate::output::report;
 use crate::session::context::{Context, now};
 use crate::session::signals::FORWARDED;
@@ -149,7 +150,6 @@ pub(super) fn prepare(
     if let Some(signal) = &args.stop_signal {
         signal_number(signal)?;
     }
-    let search = context.search();
     let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR");
     let notes = Notes::of_user(context.who(), runtime_dir.as_deref());
     let runtime = runtime(context, args.runtime.as_deref(), notes.as_ref())?;
@@ -163,20 +163,6 @@ pub(super) fn prepare(
         begin_with(&mut wish, snapshot)?;
     }
     let plan = ContainerPlan::new(config, wish, runtime.kind)?;
-    let asked = Arc::clone(&signals);
-    let input = std::io::stdin();
-    let ways = Ways::new(context.who(), &args.wanted.trust);
-    let via = ways.via(&args.wanted.trust);
-    let around = CallerEnvironment {
-        search: &search,
-        now: now(),
-        unique: &random_id()?,
-        terminal: input.as_fd(),
-        notes: notes.as_ref(),
-        via,
-        remark: &|text| context.remark(text),
-        is_asked_to_end: &|| asked.ending().is_some(),
-    };
     #[cfg(feature = "serve")]
     let lazy = LazyRun::of(found.images(), found.image.image()).unwrap_or_else(|error| {
         tracing::debug!(%error, "cannot report on lazy devices");
@@ -184,14 +170,39 @@ pub(super) fn prepare(
     });
     let FoundImage { store, shared, living, image, snapshot } = found;
     let image = AdmittedImage { store: shared.as_ref().unwrap_or(&store), image };
-    let ready =
-        container::life::prepare::prepare(&store, image, plan, runtime, &living, signals, &around)?;
+    let asked = Arc::clone(&signals);
+    let ready = with_environment(context, &args.wanted.trust, notes.as_ref(), &asked, |around| {
+        use container::life::prepare::prepare;
+        Ok(prepare(&store, image, plan, runtime, &living, signals, around)?)
+    })?;
     // From here on, the container's record keeps it.
     drop(snapshot);
     Ok(Prepared {
         ready,
         #[cfg(feature = "serve")]
         lazy,
+    })
+}
+
+/// Calls `work` with the environment of this process. `trust` has the options of the image's mount.
+pub(super) fn with_environment<T>(
+    context: &Context,
+    trust: &Trust,
+    notes: Option<&Notes>,
+    signals: &Signals,
+    work: impl FnOnce(&CallerEnvironment<'_>) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let input = std::io::stdin();
+    let ways = Ways::new(context.who(), trust);
+    work(&CallerEnvironment {
+        search: &context.search(),
+        now: now(),
+        unique: &random_id()?,
+        terminal: input.as_fd(),
+        notes,
+        via: ways.via(trust),
+        remark: &|text| context.remark(text),
+        is_asked_to_end: &|| signals.ending().is_some(),
     })
 }
 

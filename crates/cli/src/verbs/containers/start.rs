@@ -4,7 +4,6 @@ use std::cell::RefCell;
 use std::fs::File;
 use std::io::{Seek as _, SeekFrom};
 use std::iter;
-use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -17,7 +16,7 @@ use container::life::kept::KeptContainer;
 use container::life::log::Halves;
 use container::life::lookup::{KnownContainer, find_at_rest, find_container};
 use container::life::monitor_report::{MonitorReport, StartReport};
-use container::life::prepare::{AdmittedImage, CallerEnvironment, random_id, restart};
+use container::life::prepare::{AdmittedImage, restart};
 use container::life::rollback::roll_back;
 use container::network::Ports;
 use kernel::process::{Requests, Signals, start_behind};
@@ -28,10 +27,9 @@ use crate::args::Trust;
 use crate::output::report;
 use crate::session::context::{Context, now};
 use crate::session::signals::FORWARDED;
-use crate::session::ways::Ways;
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::container_options::image_config;
-use crate::verbs::containers::run::{not_started, runtime};
+use crate::verbs::containers::run::{not_started, runtime, with_environment};
 use crate::verbs::containers::{logs, security};
 use crate::verbs::exit_codes::START_CODES;
 
@@ -104,7 +102,7 @@ pub(crate) enum Begun {
 pub(crate) struct BegunContainer {
     id: String,
     folder: PathBuf,
-    /// The newer half of its log, after what it wrote before this start. `None` if it had no log.
+    /// The newer half of its log, after the output of earlier runs. `None` if it had no log.
     log: Option<File>,
 }
 
@@ -160,7 +158,6 @@ impl<'a> Starter<'a> {
 
     fn begin_kept(&self, known: &KnownContainer, mut kept: KeptContainer) -> anyhow::Result<Begun> {
         let Self { context, store, .. } = *self;
-        let is_asked = || self.signals.ending().is_some();
         let apparmor = security::apparmor_again(context, &kept.request().bundle.security)?;
         kept.request_mut().bundle.security.apparmor = apparmor;
         let ports = kept.request().pasta.iter().flat_map(|it| &it.ports);
@@ -172,27 +169,16 @@ impl<'a> Starter<'a> {
         let images = shared.as_ref().unwrap_or(store);
         let image = image(context, images, &record)?;
         let config = image_config(images, image.found())?;
-        let search = context.search();
         let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR");
         let notes = Notes::of_user(context.who(), runtime_dir.as_deref());
         let path = kept.runtime().path.clone();
         runtime(context, Some(path.as_os_str()), notes.as_ref())?;
         let trust = usual::<Trust>()?;
-        let ways = Ways::new(context.who(), &trust);
-        let input = std::io::stdin();
-        let around = CallerEnvironment {
-            search: &search,
-            now: now(),
-            unique: &random_id()?,
-            terminal: input.as_fd(),
-            notes: notes.as_ref(),
-            via: ways.via(&trust),
-            remark: &|text| context.remark(text),
-            is_asked_to_end: &is_asked,
-        };
         let image = AdmittedImage { store: images, image };
         let signals = Arc::clone(&self.signals);
-        let ready = restart(store, image, config, kept, &self.living, signals, &around)?;
+        let ready = with_environment(context, &trust, notes.as_ref(), &self.signals, |around| {
+            Ok(restart(store, image, config, kept, &self.living, signals, around)?)
+        })?;
         let (id, folder) = (ready.id().to_owned(), ready.path().to_owned());
         let log = end_of_log(known).with_context(|| format!("cannot read the log of {id}"))?;
         let (report, monitor) = start_behind(|report| ready.watch(report, None, &|| now().0))?;

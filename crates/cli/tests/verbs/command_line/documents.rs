@@ -231,7 +231,7 @@ impl Session {
         let place = Place::new();
         let registry = start_registry(&place)?;
         let tree = place.path("tree");
-        let programs = ["bash", "cat", "id", "ls", "ps", "sh", "sleep", "true"];
+        let programs = ["bash", "cat", "id", "ls", "mkdir", "ps", "rm", "sh", "sleep", "true"];
         add_programs(&tree, &programs.map(|it| format!("/bin/{it}")).each_ref().map(|it| &**it));
         for folder in ["etc", "root", "srv", "usr/share/doc", "work", "www", "cache"] {
             fs::create_dir_all(tree.join(folder)).unwrap();

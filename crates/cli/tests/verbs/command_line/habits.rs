@@ -11,11 +11,11 @@ fn what_is_not_there_says_what_to_use() {
     let place = Place::new();
     let cases = [
         ("kill web", 2, "sh -c 'kill -HUP 1'` sends a signal"),
-        ("create -d debian", 2, "when `quire start` starts it"),
+        ("create -d debian", 125, "when `quire start` starts it"),
         ("system prune", 2, "use `quire gc` for prune"),
         ("image ls", 2, "use `quire images`"),
         ("container ls", 2, "use `quire ps`"),
-        ("start --filter a web", 2, "quire ps -aq"),
+        ("start --filter a web", 125, "quire ps -aq"),
         ("save debian", 2, "docker-archive:FILE"),
         ("version", 2, "`quire --version`"),
         ("top web", 2, "`quire exec CONTAINER ps`"),

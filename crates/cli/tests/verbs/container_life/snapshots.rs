@@ -150,7 +150,7 @@ fn a_container_goes_back_and_keeps_its_settings() {
             assert_eq!(ps(&place, &name).unwrap()["status"], "exited");
             place.out(&format!("start {name}"));
             assert_eq!(exec(&place, &name, LISTING), expect, "{runtime} {kind}");
-            // Snapshots go in any order, and the container keeps what it needs.
+            // Snapshots can be removed in any order, and the data below the container stays.
             place.out(&format!("snapshot rm first-{name} {name}-1"));
             assert_eq!(exec(&place, &name, LISTING), expect, "{runtime} {kind}");
             assert_eq!(snapshots(&place, ""), Vec::<Value>::new());
@@ -164,6 +164,36 @@ fn a_container_goes_back_and_keeps_its_settings() {
     place.out("gc");
     assert_eq!(snapshots(&place, "--all"), Vec::<Value>::new());
     place.out("fsck");
+}
+
+/// The files of a snapshot belong to ids of the host, which must not become those of an unrelated container, also after
+/// the container is gone of which it was taken.
+#[test]
+fn ids_of_a_snapshot_are_not_given_to_others() {
+    let Some(place) = with_programs() else { return };
+    let Some(runtime) = runtimes().next() else { return };
+    let _guards = ["mapped", "other", "child"].map(|it| Rm(&place, it));
+    let ids = |name: &str| {
+        let folder = place.path("store/containers").join(name);
+        fs::read_to_string(folder.join(container::folder::USERNS)).unwrap()
+    };
+    let options = ["--runtime", runtime, "--userns", "auto,size=1000"];
+    start(&place, &[&["--name", "mapped"][..], &options].concat(), "echo x > /mine; sleep 600");
+    wait_for("the file", || place.run_each(&["exec", "mapped", "cat", "/mine"]).code == Some(0));
+    let own = ids("mapped");
+    place.out("snapshot create mapped point");
+    place.out("rm --force mapped");
+    wait_for("its end", || !place.path("store/containers/mapped").exists());
+    start(&place, &[&["--name", "other"][..], &options].concat(), "sleep 600");
+    assert_ne!(ids("other"), own);
+    let child =
+        ["run", "--quiet", "-d", "--name", "child", "--runtime", runtime, "--from", "point"];
+    let ran = place.run_each(&[&child[..], &["--", "sh", "-c", "sleep 600"]].concat());
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert_eq!(ids("child"), own);
+    let ran =
+        place.run_each(&["exec", "-u", "0", "child", "sh", "-c", "test -O /mine && cat /mine"]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), "x\n"), "{}", ran.err);
 }
 
 #[test]

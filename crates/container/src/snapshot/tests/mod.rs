@@ -2,7 +2,6 @@ mod changes;
 mod concurrent;
 mod limits;
 mod merge;
-mod speed;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::{self, File};

@@ -1,6 +1,5 @@
 //! `fork`: makes containers that begin with the root of another one.
 
-use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
@@ -10,7 +9,7 @@ use container::bundle::userns::IdMap;
 use container::life::end::reap::{Sweep, clear_dead};
 use container::life::lookup::{KnownContainer, find_container};
 use container::life::monitor_report::{MonitorReport, StartReport};
-use container::life::prepare::{AdmittedImage, CallerEnvironment, prepare, random_id};
+use container::life::prepare::{AdmittedImage, prepare, random_id};
 use container::plan::ContainerPlan;
 use container::request::{ChildBase, StoredRequest};
 use container::runtime::Runtime;
@@ -23,11 +22,10 @@ use crate::args::Program;
 use crate::output::report;
 use crate::session::context::{Context, now};
 use crate::session::signals::FORWARDED;
-use crate::session::ways::Ways;
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::container_options::image_config;
 use crate::verbs::containers::exec::{Exec, exec};
-use crate::verbs::containers::run::not_started;
+use crate::verbs::containers::run::{not_started, with_environment};
 use crate::verbs::containers::security;
 use crate::verbs::containers::snapshots::snapshot::{settle_behind, take_snapshot};
 use crate::verbs::containers::start::{image, shared_store, usual};
@@ -175,27 +173,16 @@ impl Forker<'_> {
         let mut wish = self.stored.clone().for_child(id, self.base.clone());
         wish.bundle.security.renew().context("cannot have a device of the container")?;
         wish.bundle.security.apparmor = security::apparmor_again(context, &wish.bundle.security)?;
-        let search = context.search();
         let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR");
         let notes = Notes::of_user(context.who(), runtime_dir.as_deref());
         let runtime = Runtime::at(self.stored.runtime.clone());
         let plan = ContainerPlan::new(config, wish, runtime.kind)?;
         let trust = usual()?;
-        let ways = Ways::new(context.who(), &trust);
-        let input = std::io::stdin();
-        let around = CallerEnvironment {
-            search: &search,
-            now: now(),
-            unique: &random_id()?,
-            terminal: input.as_fd(),
-            notes: notes.as_ref(),
-            via: ways.via(&trust),
-            remark: &|text| context.remark(text),
-            is_asked_to_end: &|| self.signals.ending().is_some(),
-        };
         let image = AdmittedImage { store: images, image };
         let signals = Arc::clone(&self.signals);
-        let ready = prepare(store, image, plan, runtime, &living, signals, &around)?;
+        let ready = with_environment(context, &trust, notes.as_ref(), &self.signals, |around| {
+            Ok(prepare(store, image, plan, runtime, &living, signals, around)?)
+        })?;
         let (report, monitor) = start_behind(|report| ready.watch(report, None, &|| now().0))?;
         match MonitorReport::new(id, report).wait(&monitor, &self.signals)? {
             StartReport::Runs => Ok(None),
