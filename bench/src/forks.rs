@@ -215,7 +215,7 @@ fn measure(bench: &Bench<'_>, layout: &Path, script: &str) -> Result<([u64; 6], 
     for name in ["parent", "other"] {
         quiet(&mut more!(bench.quire(), "run --detach --name {name} small sleep 100000"))?;
     }
-    quiet(&mut more!(bench.quire(), "exec parent sh -ec {script}"))?;
+    quiet(&mut more!(bench.quire(), "exec --user 0 parent sh -ec {script}"))?;
     quiet(&mut more!(bench.quire(), "snapshot create other origin"))?;
     let done = bench.small_steps();
     let many = bench.many();
@@ -230,7 +230,7 @@ fn of_podman(context: &Context<'_>, layout: &Path) -> Result<(String, Vec<u64>)>
     let start =
         more!(podman::run(context, layout, "--detach")?, "--name parent {image} sleep 100000");
     quiet(&mut { start })?;
-    quiet(&mut more!(podman(context, layout)?, "exec parent sh -ec {script}"))?;
+    quiet(&mut more!(podman(context, layout)?, "exec --user 0 parent sh -ec {script}"))?;
     let (mut commits, mut runs) = (Vec::new(), Vec::new());
     for _ in 0..context.runs {
         let clock = Instant::now();

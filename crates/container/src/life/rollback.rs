@@ -10,7 +10,9 @@ use std::path::PathBuf;
 
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
-use store::{ContainerDir, ContainerError, ContainerRecord, OperationError, Store};
+use store::{
+    ContainerDir, ContainerError, ContainerRecord, ContainerSnapshotError, OperationError, Store,
+};
 
 use crate::folder::{
     CODE, CONFIG, FILESTORE, LOG, LOG_OLDER, OVER, PORTS, REQUEST, RUNTIME_PATH, STATE,
@@ -37,6 +39,9 @@ pub enum RollBackError {
         container, empty the directory, and start another container with it", path.display()
     )]
     Directory { id: String, path: PathBuf },
+    /// The snapshot is not on the disk.
+    #[error(transparent)]
+    Snapshot(#[from] ContainerSnapshotError),
     /// An empty layer cannot be made.
     #[error(transparent)]
     Place(#[from] PlaceError),
@@ -63,6 +68,8 @@ pub fn roll_back(
     if let WritableChoice::Directory(path, _) = choice {
         return Err(RollBackError::Directory { id, path });
     }
+    // The changes are removed, so the snapshot must survive a crash.
+    snapshot.map_or(Ok(()), |it| store.settle_container_snapshot(it))?;
     let snapshot = snapshot.map(str::to_owned);
     let record = ContainerRecord { snapshot, ..kept.record().clone() };
     let place = choice.make(store, Backing::Ahead, search)?;

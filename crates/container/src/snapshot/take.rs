@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use store::{
@@ -12,12 +12,11 @@ use store::{
 
 use kernel::mount::XattrNamespace;
 
-use super::{CopyError, CopyReport, MergeError, Share, first_copy, merge};
-use crate::backoff::GLANCE;
+use super::{CopyError, CopyReport, FirstCopy, MergeError, Share, first_copy, merge};
 use crate::folder::USERNS;
 use crate::life::background;
 use crate::life::cgroup::pause::{PauseError, freeze};
-use crate::life::lookup::{KnownContainer, KnownError, find_container};
+use crate::life::lookup::{KnownContainer, KnownError, find_at_rest, find_container};
 use crate::life::writable_layer::{Changes, KeptError};
 
 /// Maximum number of snapshots below a writable layer. Each is a layer of the overlay, and a lookup of a name that does
@@ -83,9 +82,15 @@ pub enum TakeError {
     /// A long chain of snapshots cannot be merged.
     #[error("cannot merge the snapshots of container {id}")]
     Merge { id: String, source: MergeError },
-    /// The container was rolled back while its changes were opened.
-    #[error("container {0} was rolled back at the same time: try again")]
-    RolledBack(String),
+    /// The container was rolled back or removed, or has ended, during the copy.
+    #[error("container {0} has ended, or was removed or rolled back, at the same time: try again")]
+    Replaced(String),
+    /// No monitor watches the container.
+    #[error(
+        "the monitor of container {0} was killed, so no snapshot can be taken while it runs: \
+        `quire stop {0}` ends it, and keeps its changes"
+    )]
+    Unwatched(String),
     /// The container's folder cannot be locked.
     #[error(transparent)]
     Folder(#[from] ContainerError),
@@ -112,18 +117,25 @@ pub fn take(
     work: &LongWork<'_>,
     now: &dyn Fn() -> i64,
 ) -> Result<Taken, TakeError> {
-    let found = find_container(store, container)?;
+    let is_cancelled = || work.cancel.load(Ordering::Relaxed);
+    let (found, lock) = find_at_rest(store, container, &is_cancelled)?;
     let id = found.id.clone();
+    if found.is_unwatched {
+        return Err(TakeError::Unwatched(id));
+    }
     let draft = store.container_snapshots.draft()?;
     let to = draft.upper()?;
-    let (record, copied, pause) = if found.is_watched() {
-        let (record, copied, pause) = of_running(store, &found, to.as_fd(), work)?;
-        (record, copied, Some(pause))
-    } else {
-        let (record, copied) = at_rest(store, &found, to.as_fd(), work, now)?;
-        (record, copied, None)
-    };
     let map = map_of(&found.folder).map_err(OperationError::of("read the user ids of", &id))?;
+    let (record, copied, pause) = match lock {
+        None => {
+            let (record, copied, pause) = of_running(store, &found, to.as_fd(), work)?;
+            (record, copied, Some(pause))
+        }
+        Some(lock) => {
+            let (record, copied) = at_rest(&lock, to.as_fd(), work, now)?;
+            (record, copied, None)
+        }
+    };
     drop(to);
     let chain = match &record.snapshot {
         Some(below) => store.container_snapshots.chain(below)?,
@@ -168,51 +180,52 @@ pub(crate) fn of_running(
         .map_err(|source| TakeError::Changes { id: id.clone(), source })?;
     let copy_failed = |source| TakeError::Copy { id: id.clone(), source };
     let record = same_record(store, found)?;
+    let folder = identity(&found.folder);
     let first = work.call(|| first_copy(changes.directory(), to, work.cancel))?;
     let first = first.map_err(copy_failed)?;
     let frozen = match freeze(&found.folder, id) {
-        Ok(frozen) => Some(frozen),
-        // Its processes have ended, so its files do not change any more.
-        Err(_) if !find_container(store, id).is_ok_and(|it| it.is_watched()) => None,
+        Ok(frozen) => frozen,
+        // Its changes may be removed at any time.
+        Err(_) if !find_container(store, id).is_ok_and(|it| it.is_watched()) => {
+            return Err(TakeError::Replaced(id.clone()));
+        }
         Err(source) => return Err(TakeError::Freeze { id: id.clone(), source }),
     };
     let since = Instant::now();
-    let report = first.finish();
+    let mut first = Some(first);
+    // A signal must be able to end this as well.
+    let report = work.call(|| first.take().map(FirstCopy::finish));
+    // The frozen container has held this folder, and so its changes, since before the copy.
+    let is_same = folder.is_some() && identity(&found.folder) == folder;
+    let is_watched = find_container(store, id).is_ok_and(|it| it.is_watched());
     drop(frozen);
     let pause = since.elapsed();
-    Ok((record, report.map_err(copy_failed)?, pause))
+    let report = report?.transpose().map_err(copy_failed)?;
+    let report = report.ok_or_else(|| TakeError::Replaced(id.clone()))?;
+    match is_same && is_watched {
+        true => Ok((record, report, pause)),
+        false => Err(TakeError::Replaced(id.clone())),
+    }
 }
 
 /// Copies the changes of a container at rest, which is locked until the copy is complete.
 fn at_rest(
-    store: &Store,
-    found: &KnownContainer,
+    lock: &ContainerDir,
     to: BorrowedFd<'_>,
     work: &LongWork<'_>,
     now: &dyn Fn() -> i64,
 ) -> Result<(ContainerRecord, CopyReport), TakeError> {
-    let id = &found.id;
-    let lock = lock(store, id)?;
+    let id = lock.id();
     // The monitor may have been killed, with or without the container.
-    background::bury(&lock, now())
+    background::bury(lock, now())
         .map_err(OperationError::of("take a snapshot of container", id))?;
-    let record = lock.record().cloned().ok_or_else(|| TakeError::Damaged(id.clone()))?;
+    let record = lock.record().cloned().ok_or_else(|| TakeError::Damaged(id.to_owned()))?;
     let changes = Changes::of_ended(lock.path())
-        .map_err(|source| TakeError::Changes { id: id.clone(), source })?;
-    let copy_failed = |source| TakeError::Copy { id: id.clone(), source };
+        .map_err(|source| TakeError::Changes { id: id.to_owned(), source })?;
+    let copy_failed = |source| TakeError::Copy { id: id.to_owned(), source };
     let first = work.call(|| first_copy(changes.directory(), to, work.cancel))?;
     let first = first.map_err(copy_failed)?;
     Ok((record, first.at_rest().map_err(copy_failed)?))
-}
-
-/// Locks the folder of a container at rest. Waits until the container's data is on disk.
-fn lock(store: &Store, id: &str) -> Result<ContainerDir, ContainerError> {
-    loop {
-        match store.containers.lock(id)? {
-            Some(folder) => return Ok(folder),
-            None => std::thread::sleep(GLANCE),
-        }
-    }
 }
 
 /// Returns the container's record, which must still name the snapshot that it named when the container was found: a
@@ -223,8 +236,14 @@ fn same_record(store: &Store, found: &KnownContainer) -> Result<ContainerRecord,
     let after = find_container(store, &found.id)?.record.ok_or_else(damaged)?;
     match before.snapshot == after.snapshot {
         true => Ok(after),
-        false => Err(TakeError::RolledBack(found.id.clone())),
+        false => Err(TakeError::Replaced(found.id.clone())),
     }
+}
+
+/// Returns the numbers of the device and the inode of a folder.
+fn identity(folder: &Path) -> Option<(u64, u64)> {
+    let found = rustix::fs::stat(folder).ok()?;
+    Some((found.st_dev, found.st_ino))
 }
 
 /// Returns the map of a container's user ids, as its folder has it.

@@ -92,7 +92,8 @@ fn add(
         return Err(AttachError);
     }
     let mut blobs = Vec::new();
-    for signature in signatures.iter().filter(|it| it.form == form) {
+    // The last one that is added becomes the first one of the list.
+    for signature in signatures.iter().rev().filter(|it| it.form == form) {
         let payload = Digest::sha256(&signature.payload).to_string();
         let text = STANDARD.encode(&signature.signature);
         let is_by = |key: &PublicKey, text: &str| {

@@ -42,21 +42,11 @@ impl LayoutSignatures {
         // Lists that state the image's digest come first: other images of the layout may have many.
         let mut entries: Vec<_> = layout.entries().iter().filter(is_candidate).collect();
         entries.sort_by_key(|it| !tags.iter().any(|tag| it.is_named(tag)));
-        let (mut signatures, mut budget) = (Vec::new(), Budget::default());
-        for entry in entries {
-            if !budget.take() {
-                break;
-            }
-            match layout.document(entry) {
-                Ok(bytes) => {
-                    // Reads of a layout fail one by one, and each failure is logged.
-                    let Ok(()) = read(&Lenient(layout), &bytes, &mut budget, &mut signatures);
-                }
-                Err(error) => {
-                    tracing::warn!(digest = %entry.digest, %error, "no list of signatures");
-                }
-            }
-        }
+        // The signatures of the manifest may come from a registry, so they have separate limits.
+        let tag = image_signature_tag(image);
+        let (own, others) = entries.into_iter().partition(|it| it.is_named(&tag));
+        let mut signatures = read_entries(layout, own);
+        signatures.extend(read_entries(layout, others));
         signatures.sort_unstable();
         signatures.dedup();
         let of = |items: &[SignedItem]| {
@@ -68,6 +58,26 @@ impl LayoutSignatures {
         let names: Vec<_> = names.iter().map(SignedItem::from).collect();
         Self { of_manifest: of(&names), of_image: of(&[SignedItem::from(image)]) }
     }
+}
+
+/// Reads the signatures in lists of a layout, up to the limits.
+fn read_entries(layout: &Layout, entries: Vec<&Descriptor>) -> Vec<Signature> {
+    let (mut signatures, mut budget) = (Vec::new(), Budget::default());
+    for entry in entries {
+        if !budget.take() {
+            break;
+        }
+        match layout.document(entry) {
+            Ok(bytes) => {
+                // Reads of a layout fail one by one, and each failure is logged.
+                let Ok(()) = read(&Lenient(layout), &bytes, &mut budget, &mut signatures);
+            }
+            Err(error) => {
+                tracing::warn!(digest = %entry.digest, %error, "no list of signatures");
+            }
+        }
+    }
+    signatures
 }
 
 /// A layout of which a blob that cannot be read is empty, so that it is no signature.

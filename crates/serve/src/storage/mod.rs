@@ -226,16 +226,41 @@ impl Speech<'_> {
     }
 }
 
-/// Returns a function that matches names against a pattern of fnmatch(3). fnmatch has no braces, its `!` negates only
-/// in brackets, and its `*` matches slashes as well. An invalid pattern matches only itself.
+/// Returns the pattern of `fast_glob` for one of fnmatch(3), which has no braces, and in which `!` negates only in
+/// brackets, and a backslash quotes also letters.
+fn escaped(pattern: &str) -> String {
+    let (mut text, mut chars) = (String::new(), pattern.chars());
+    // Number of characters in the open brackets.
+    let mut in_class: Option<u32> = None;
+    while let Some(char) = chars.next() {
+        let is_first = text.is_empty();
+        match (char, in_class) {
+            ('\\', _) => match chars.next() {
+                Some(next) if next.is_ascii_alphabetic() => text.push(next),
+                next => text.extend(std::iter::once('\\').chain(next)),
+            },
+            ('{' | '}', None) => text.extend(['\\', char]),
+            ('!', None) if is_first => text.push_str("\\!"),
+            _ => text.push(char),
+        }
+        in_class = match (char, in_class) {
+            ('[', None) => Some(0),
+            (']', Some(1..)) => None,
+            // A bracket after these is a member of the class.
+            ('!' | '^', Some(0)) => Some(0),
+            (_, Some(count)) => Some(count.saturating_add(1)),
+            (_, None) => None,
+        };
+    }
+    text
+}
+
+/// Returns a function that matches names against a pattern of fnmatch(3), whose `*` matches slashes as well. An invalid
+/// pattern matches only itself.
 fn matcher(pattern: &str) -> impl Fn(&str) -> bool {
     // No name contains this character.
     let without_slashes = |text: &str| text.replace('/', "\0");
-    let escaped = without_slashes(pattern).replace('{', "[{]").replace('}', "[}]");
-    let escaped = match escaped.strip_prefix('!') {
-        Some(rest) => format!("\\!{rest}"),
-        None => escaped,
-    };
+    let escaped = escaped(&without_slashes(pattern));
     let is_valid = validate(&escaped).is_ok();
     let pattern = pattern.to_owned();
     move |name| match is_valid {
@@ -309,6 +334,11 @@ mod tests {
             ("a**b", "a/x/b", true),
             ("a[/]b", "a/b", true),
             ("", "a", false),
+            ("\\nginx", "nginx", true),
+            ("[{]a[}]", "{a}", true),
+            ("\\{a\\}", "{a}", true),
+            ("[]a]", "]", true),
+            ("[!]a]", "b", true),
         ] {
             assert_eq!(matcher(pattern)(name), fits, "{pattern} {name}");
         }

@@ -359,7 +359,8 @@ impl ContainerSnapshotShelf {
 
     fn see(&self, id: &str, directory: &Directory) -> Result<SeenContainerSnapshot, DiskError> {
         // A record that is replaced between the two calls is read again by the next command.
-        let is_marked = directory.stat(RECORD)?.as_ref().is_some_and(is_unsynced);
+        let found = directory.stat(RECORD)?;
+        let is_marked = found.as_ref().is_some_and(is_unsynced);
         let record = match directory.read_all(RECORD, RECORD_MAX) {
             Ok(bytes) => record::decode::<Raw>(&bytes.unwrap_or_default())
                 .and_then(ContainerSnapshotRecord::from_raw),
@@ -368,8 +369,8 @@ impl ContainerSnapshotShelf {
         };
         let is_lost = match &record {
             Ok(record) => record.boot.as_ref().is_some_and(|it| self.is_earlier(it)),
-            Err(RecordError::Unwritten) => true,
-            Err(_) => is_marked,
+            // A crash can leave a record that was not synced without its bytes, or without its name.
+            Err(_) => is_marked || found.is_none(),
         };
         let upper = directory.stat(UPPER)?;
         let has_upper =

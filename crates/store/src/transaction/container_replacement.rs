@@ -42,7 +42,8 @@ impl Store {
     ///
     /// # Errors
     /// [`ContainerError`] if the image or the snapshot is not in the store, or the disk cannot exchange directories.
-    /// The container keeps its directory then.
+    /// The container keeps its directory then, except if only the last sync fails: then it has the new one, which a crash
+    /// may undo.
     pub fn replace_container(
         &self,
         container: ContainerDir,

@@ -82,6 +82,9 @@ impl Store {
     }
 
     fn make_container_snapshots(&self) -> Result<(), DiskError> {
+        if self.container_snapshots.directory.get()?.is_some() {
+            return Ok(());
+        }
         self.note_feature(|meta| meta.has_container_snapshots = true)?;
         self.root.make(CONTAINER_SNAPSHOTS, mode_of(CONTAINER_SNAPSHOTS, self.sharing()?))?;
         self.root.sync()
@@ -105,13 +108,24 @@ impl Store {
         if snapshot.record.has_failed() {
             return Err(ContainerSnapshotError::Unwritten(id.to_owned()));
         }
-        self.sync_container_snapshots()
+        drop(snapshot);
+        self.sync_container_snapshots()?;
+        // Another process may have got the error of the disk.
+        match self.container_snapshots.get(id)?.map(|it| it.usable()).transpose()? {
+            Some(record) if record.boot.is_some() => {
+                Err(ContainerSnapshotError::Unwritten(id.to_owned()))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Syncs the file system, and then notes that the snapshots which were there before are durable.
     fn sync_container_snapshots(&self) -> Result<(), ContainerSnapshotError> {
         let _synced = self.root.deferral().switch(false);
         let mut waiting = BTreeMap::new();
+        let Some(listing) = self.container_snapshots.lock_shared()? else {
+            return Ok(self.root.sync_everything()?);
+        };
         for SeenContainerSnapshot { id, record, is_lost, .. } in
             self.container_snapshots.see_all()?
         {
@@ -123,6 +137,7 @@ impl Store {
                 waiting.insert(id, (boot, record.below));
             }
         }
+        drop(listing);
         // A snapshot is found after a crash, so its image must be.
         self.settle()?;
         let synced = self.root.sync_everything();
@@ -167,9 +182,20 @@ impl Store {
         if record.has_failed() {
             return Ok(());
         }
-        match is_synced {
-            true => record.boot = None,
-            false => record.fail(boot),
+        let below = match &record.below {
+            Some(below) => {
+                self.container_snapshots.get(below)?.and_then(|it| it.usable().ok()).map(Some)
+            }
+            None => Some(None),
+        };
+        match below {
+            // It is lost with the one below it.
+            None => record.fail(boot),
+            Some(Some(below)) if below.has_failed() => record.fail(boot),
+            // It was not synced by this process.
+            Some(Some(below)) if below.boot.is_some() => return Ok(()),
+            Some(_) if is_synced => record.boot = None,
+            Some(_) => record.fail(boot),
         }
         self.container_snapshots.change(lock, id, &record)
     }

@@ -23,6 +23,9 @@ pub struct Glob {
 pub enum GlobError {
     #[error("\"{}\" is not a glob", .text.escape_debug())]
     Syntax { text: String, source: fast_glob::Error },
+    /// The glob would be compared in too many ways.
+    #[error("\"{}\" has too many alternatives in braces: use several globs", .0.escape_debug())]
+    Alternatives(String),
     /// The glob is empty, or has only slashes.
     #[error("\"{}\" names only the root: write \"*\" for all files in it", .0.escape_debug())]
     Empty(String),
@@ -60,6 +63,9 @@ impl std::str::FromStr for Glob {
             return Err(GlobError::Dots(text.to_owned()));
         }
         let text = text.to_owned();
+        if alternatives(&pattern) > ALTERNATIVES_MAX {
+            return Err(GlobError::Alternatives(text));
+        }
         let pattern = plain_letters(&pattern);
         match validate(&pattern) {
             // `fast_glob` negates a pattern that begins with "!".
@@ -70,6 +76,25 @@ impl std::str::FromStr for Glob {
             Err(source) => Err(GlobError::Syntax { text, source }),
         }
     }
+}
+
+/// Maximum number of patterns that a glob with braces stands for. `fast_glob` may try each of them for each path.
+const ALTERNATIVES_MAX: u64 = 1024;
+
+/// Returns at least the number of patterns without braces that a glob stands for.
+fn alternatives(pattern: &str) -> u64 {
+    let (mut product, mut open, mut chars) = (1_u64, Vec::new(), pattern.chars());
+    while let Some(char) = chars.next() {
+        match char {
+            '\\' => drop(chars.next()),
+            '{' => open.push(1_u64),
+            ',' => open.iter_mut().for_each(|count| *count += 1),
+            '}' => product = product.saturating_mul(open.pop().unwrap_or(1)),
+            _ => {}
+        }
+    }
+    // Braces that are not closed are an error elsewhere.
+    open.into_iter().fold(product, u64::saturating_mul)
 }
 
 /// Removes backslashes before letters, which `fast_glob` would read as control characters: `\n` is the letter n here, as

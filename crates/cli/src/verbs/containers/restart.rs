@@ -10,7 +10,7 @@ use crate::Answer;
 use crate::output::report;
 use crate::session::context::{Context, now};
 use crate::verbs::VerbArgs;
-use crate::verbs::containers::start::{Begun, Starter};
+use crate::verbs::containers::start::{Begun, Starter, check_restart};
 use crate::verbs::exit_codes::START_CODES;
 
 #[derive(Debug, Args)]
@@ -46,6 +46,8 @@ fn restart(context: &Context, args: &Restart) -> anyhow::Result<Answer> {
         if known.record.as_ref().is_some_and(|it| !it.keep) {
             bail!("container {} is removed when it ends, so it cannot be started again", known.id);
         }
+        // The same for one whose settings or image cannot be used.
+        check_restart(context, &store, known)?;
     }
     let ids: Vec<_> = found.iter().map(|it| it.id.clone()).collect();
     let running: Vec<_> = found.into_iter().filter(|it| !it.is_created).collect();

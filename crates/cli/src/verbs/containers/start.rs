@@ -19,6 +19,7 @@ use container::life::monitor_report::{MonitorReport, StartReport};
 use container::life::prepare::{AdmittedImage, restart};
 use container::life::rollback::roll_back;
 use container::network::Ports;
+use container::request::StoredRequest;
 use kernel::process::{Requests, Signals, start_behind};
 use store::{ContainerRecord, OpenOptions, PermittedImage, Resolved, Store};
 
@@ -246,6 +247,21 @@ impl<'a> Starter<'a> {
             self.context.remark(&error);
         }
     }
+}
+
+/// Checks, without a change, that a container has settings and an image with which it can start again. Returns the
+/// settings.
+pub(crate) fn check_restart(
+    context: &Context,
+    store: &Store,
+    known: &KnownContainer,
+) -> anyhow::Result<StoredRequest> {
+    let stored = StoredRequest::load(&known.folder, &known.id)?;
+    let damaged = || format!("container {} is damaged", known.id);
+    let record = known.record.as_ref().with_context(damaged)?;
+    let shared = shared_store(context, record.shared.as_deref())?;
+    drop(image(context, shared.as_ref().unwrap_or(store), record)?);
+    Ok(stored)
 }
 
 /// Returns the store in the directory `shared`, which has a container's image. `None` for the user's own store.

@@ -328,4 +328,27 @@ fn what_cannot_be_is_told() {
     let found = &snapshots(&place, "told")[0];
     assert_eq!((&found["name"], &found["container"]), (&"one".into(), &"told".into()));
     wait_for("the snapshot to be on the disk", || snapshots(&place, "told")[0]["durable"] == true);
+    // Another container, of another image, gets the name.
+    place.out("rm --force told");
+    wait_for("its end", || !place.path("store/containers/told").exists());
+    let tree = place.path("tree");
+    fs::write(tree.join("data/more"), "").unwrap();
+    place.out(&format!("import --quiet dir:{} b", tree.display()));
+    let ran =
+        place.run_each(&["run", "--quiet", "-d", "--name", "told", "b", "sh", "-c", "sleep 600"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    exec(&place, "told", "echo mine > /mine");
+    check("rollback --time 0 told", "has no snapshot");
+    check("rollback --time 0 told one", "quire run --from one");
+    check("fork --from one told", "earlier container");
+    assert_eq!(exec(&place, "told", "cat /mine"), "mine\n");
+    // A container without a monitor keeps running.
+    let monitor = fs::read(place.path("store/containers/told/state.json")).unwrap();
+    let monitor: Value = serde_json::from_slice(&monitor).unwrap();
+    let monitor = i32::try_from(monitor["monitor"].as_i64().unwrap()).unwrap();
+    let monitor = rustix::process::Pid::from_raw(monitor).unwrap();
+    rustix::process::kill_process(monitor, rustix::process::Signal::KILL).unwrap();
+    wait_for("the end of its monitor", || ps(&place, "told").unwrap()["status"] == "unwatched");
+    check("snapshot create told", "monitor");
+    assert_eq!(exec(&place, "told", "cat /mine"), "mine\n");
 }

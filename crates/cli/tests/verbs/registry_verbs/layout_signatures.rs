@@ -195,7 +195,7 @@ fn changed_signatures_of_a_layout_count_for_nothing() {
                 list["layers"] = layers.into();
             });
         },
-        // The layout's other signatures are not read either.
-        0,
+        // The signatures of the id have separate limits, so those two are found.
+        2,
     );
 }

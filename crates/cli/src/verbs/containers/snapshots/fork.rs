@@ -5,7 +5,6 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail};
 use clap::Args;
 use container::boot_cache::Notes;
-use container::bundle::userns::IdMap;
 use container::life::end::reap::{Sweep, clear_dead};
 use container::life::lookup::{KnownContainer, find_container};
 use container::life::monitor_report::{MonitorReport, StartReport};
@@ -27,6 +26,7 @@ use crate::verbs::containers::container_options::image_config;
 use crate::verbs::containers::exec::{Exec, exec};
 use crate::verbs::containers::run::{not_started, with_environment};
 use crate::verbs::containers::security;
+use crate::verbs::containers::snapshots::fits;
 use crate::verbs::containers::snapshots::snapshot::{settle_behind, take_snapshot};
 use crate::verbs::containers::start::{image, shared_store, usual};
 use crate::verbs::exit_codes::START_CODES;
@@ -59,7 +59,8 @@ impl VerbArgs for Fork {
     const ABOUT: &'static str = "Make containers that begin with the root of another one";
     const DETAILS: &'static str = "The new containers have the image, the settings and the changes of the container, and \
         their own writable layers. They run its command from the beginning: processes and memory are not copied. They \
-        publish no ports, because those of the container are in use, and share its volumes.\n\n\
+        publish no ports, because those of the container are in use, share its volumes, and have the same ids on \
+        the host with `--userns`.\n\n\
         The container continues. Quire freezes it for a moment, as for `quire snapshot`.";
     const EXAMPLES: &'static str = "quire fork agent\n  quire fork agent -n 8 --name 'try-{}' --hook 'echo $QUIRE_FORK >/tmp/number'";
     const PRINTS_JSON: bool = false;
@@ -105,12 +106,8 @@ fn fork(context: &Context, args: &Fork) -> anyhow::Result<Answer> {
             taken.snapshot
         }
     };
-    let map = snapshot.record.map.as_ref().map(|_| IdMap::noted(&parent.folder));
-    let map = match map {
-        Some(None) => bail!("the map of the user ids of container {} is missing", parent.id),
-        Some(map) => map,
-        None => None,
-    };
+    let map = snapshot.record.map.as_deref().map(str::parse).transpose();
+    let map = map.context("the map of the snapshot's user ids")?;
     let base = ChildBase { snapshot: Some(snapshot.id.clone()), map };
     let signals = Arc::new(Signals::block(&FORWARDED)?);
     let asked = Arc::clone(&signals);
@@ -138,15 +135,21 @@ fn of_parent(
     snapshot: ContainerSnapshot,
     parent: &KnownContainer,
 ) -> anyhow::Result<ContainerSnapshot> {
-    match snapshot.record.container == parent.id {
-        true => Ok(snapshot),
-        false => bail!(
-            "snapshot {} is of container {}: use `quire fork {}`, or `quire run --from`",
-            snapshot.record.name.as_deref().unwrap_or(&snapshot.id),
-            snapshot.record.container,
-            snapshot.record.container
-        ),
+    let name = snapshot.record.name.as_deref().unwrap_or(&snapshot.id);
+    if snapshot.record.container != parent.id {
+        let other = &snapshot.record.container;
+        bail!(
+            "snapshot {name} is of container {other}: use `quire fork {other}`, or `quire run --from {name}`"
+        );
     }
+    if !fits(&snapshot.record, parent) {
+        bail!(
+            "snapshot {name} is of an earlier container {}, with another image or other user ids: use \
+            `quire run --from {name}`",
+            parent.id
+        );
+    }
+    Ok(snapshot)
 }
 
 /// Starts the children of a container.

@@ -4,13 +4,16 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use container::life::end::stop::{self, StopOptions};
 use container::life::lookup::{KnownContainer, find_container};
+use container::life::rollback::RollBackError;
+use container::root::WritableChoice;
 use store::{ContainerSnapshot, OpenOptions, Store};
 
 use crate::Answer;
 use crate::output::report;
 use crate::session::context::{Context, now};
 use crate::verbs::VerbArgs;
-use crate::verbs::containers::start::{Begun, Starter};
+use crate::verbs::containers::snapshots::fits;
+use crate::verbs::containers::start::{Begun, Starter, check_restart};
 use crate::verbs::exit_codes::START_CODES;
 
 #[derive(Debug, Args)]
@@ -57,6 +60,12 @@ fn roll_back(context: &Context, args: &Rollback) -> anyhow::Result<Answer> {
         false => Some(snapshot(&store, &found, args.snapshot.as_deref())?),
     };
     let target = snapshot.as_ref().map(|it| it.id.as_str());
+    // A container that could not start again, or that cannot be rolled back, is not stopped.
+    let stored = check_restart(context, &store, &found)?;
+    if let WritableChoice::Directory(path, _) = stored.request.writable {
+        bail!(RollBackError::Directory { id: found.id, path });
+    }
+    let _held = target.map(|it| store.container_snapshots.chain(it)).transpose()?;
     let id = found.id.clone();
     let was_running = found.is_running();
     if was_running {
@@ -80,7 +89,9 @@ fn snapshot(
     let Some(name) = name else {
         let all = store.container_snapshots.all()?.into_iter();
         let own = all.filter_map(|(snapshot, record)| {
-            let record = record.ok().filter(|it| it.container == *id && it.name.is_some())?;
+            let record = record
+                .ok()
+                .filter(|it| it.container == *id && it.name.is_some() && fits(it, container))?;
             // The record has only seconds.
             let folder = store.container_snapshots.find(&snapshot).ok()?.path().to_owned();
             let born = std::fs::metadata(folder).and_then(|it| it.created()).ok();
@@ -95,9 +106,7 @@ fn snapshot(
         return Ok(store.container_snapshots.find(&newest.2)?);
     };
     let found = store.container_snapshots.find(name)?;
-    let record = container.record.as_ref();
-    let map = std::fs::read_to_string(container.folder.join(container::folder::USERNS)).ok();
-    if record.is_none_or(|it| it.image != found.record.image) || map != found.record.map {
+    if !fits(&found.record, container) {
         bail!(
             "snapshot {name} is of container {}, whose image or user ids are others than those of {id}: use `quire \
             run --from {name}`",
