@@ -37,7 +37,8 @@ fn nanoseconds(time: &libc::timespec) -> i128 {
 mod tests {
     use super::*;
 
-    /// The time is compared with that of a file system, whose changes get the time of the last tick.
+    /// The time is compared with that of a file system, whose changes get the time of the last tick or, since Linux 6.13,
+    /// a finer one. A busy machine can miss ticks, so only the fine clock is an upper limit.
     #[test]
     fn files_get_the_time_of_a_tick() {
         use std::os::unix::fs::MetadataExt as _;
@@ -47,7 +48,8 @@ mod tests {
         let stat = file.metadata().unwrap();
         let changed = i128::from(stat.ctime()) * 1_000_000_000 + i128::from(stat.ctime_nsec());
         assert!(before <= changed, "{before} {changed}");
-        assert!(changed <= last_tick() + tick(), "{changed}");
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        assert!(changed <= i128::try_from(now.as_nanos()).unwrap(), "{changed} {now:?}");
         assert!((1..=10_000_000).contains(&tick()), "{}", tick());
     }
 }

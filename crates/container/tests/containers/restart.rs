@@ -381,7 +381,7 @@ fn a_rollback_replaces_changes_by_a_snapshot() {
     assert_eq!(watch(|| new(&fixture, runtime, wish("d", STATES, folder_choice()))), [0]);
     let found = kept(&fixture.store, "d").unwrap();
     let refused = roll_back(&fixture.store, found, Some("0123456789ab"), search);
-    assert!(matches!(refused, Err(RollBackError::Folder(_))), "{refused:?}");
+    assert!(matches!(refused, Err(RollBackError::Snapshot(_))), "{refused:?}");
     assert!(path(&fixture, "d").join(LAYER).join("upper/count").exists());
     for id in ["c", "d"] {
         remove(&fixture, id);
