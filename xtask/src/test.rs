@@ -134,6 +134,17 @@ pub(crate) fn check_all() -> Result<()> {
         command.args(["release", "--check"]);
         programs::ended(command, show)
     });
+    tally.command("a new user", || {
+        let program = env::current_exe()?;
+        let files = process::target_dir()?.join("release-files");
+        let mut release = Command::new(&program);
+        let target = format!("{}-unknown-linux-gnu", env::consts::ARCH);
+        release.args(["release", "--target", &target]);
+        process::shown(release.arg("--output").arg(&files))?;
+        let mut newcomer = Command::new(program);
+        newcomer.args(["newcomer", "--files"]).arg(&files);
+        programs::ended(newcomer, show)
+    });
     tally.command("the initramfs tool", || {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.args(["build", "--release", "--package", "quire-cli", "--no-default-features"]);
