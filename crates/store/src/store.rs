@@ -390,6 +390,16 @@ impl Store {
         self.lock(FlockOperation::LockExclusive, FlockOperation::NonBlockingLockExclusive)
     }
 
+    /// Locks `tmp/`, so that no other process replaces a ref, a record of origins, a mark or `meta` between its lookup and
+    /// its rename. The lock is released when the directory is dropped.
+    pub(crate) fn lock_records(&self) -> Result<Directory, DiskError> {
+        // The lock needs a separate descriptor, because flock belongs to the open file description. The directories of
+        // the records are not locked, because other users can open them in a shared store, and could lock them.
+        let alone = self.root.open("tmp")?;
+        alone.lock()?;
+        Ok(alone)
+    }
+
     fn lock(
         &self,
         waiting: FlockOperation,

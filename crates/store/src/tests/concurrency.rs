@@ -54,6 +54,29 @@ fn threads_share_a_transaction() {
     }
 }
 
+/// Each feature is recorded by reading `meta` and replacing it.
+#[test]
+fn processes_record_features_at_once() {
+    for _ in 0..20 {
+        let directory = TempDir::new().unwrap();
+        let stores = [open(directory.path()), open(directory.path())];
+        let together = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                together.wait();
+                stores[0].prepare_lazy().unwrap();
+            });
+            scope.spawn(|| {
+                together.wait();
+                drop(stores[1].open_snapshots("one").unwrap());
+            });
+        });
+        let again = again(&stores[0]);
+        let meta = again.meta();
+        assert!(meta.has_lazy_devices && meta.has_snapshots, "{meta:?}");
+    }
+}
+
 /// All objects are garbage when the import finds them, and `gc` runs before the import ends.
 #[test]
 fn an_import_keeps_what_it_has_found() {

@@ -54,14 +54,14 @@ impl Transaction<'_> {
         self.sync_objects(&state)?;
         if !state.unproven.is_empty() {
             // A reader that finds one of these images by its id must also find the mark.
-            let _alone = self.alone_at_refs()?;
+            let _alone = self.store.lock_records()?;
             self.set_marks(&state)?;
         }
         self.store.settle()?;
         self.publish_users(&state)?;
         let has_marks = !state.unproven.is_empty() || !state.proven.is_empty();
         if !refs.is_empty() || !state.origins.is_empty() || has_marks {
-            let alone = self.alone_at_refs()?;
+            let alone = self.store.lock_records()?;
             self.publish_origins(&state)?;
             self.check_expected(&state)?;
             // Another import may have proven an image for all of its names before this import sets a name.
@@ -89,16 +89,6 @@ impl Transaction<'_> {
             tracing::debug!(%error, "cannot remove the work directory: the next command removes it");
         }
         Ok(counts)
-    }
-
-    /// Locks `tmp/`, so that no other commit replaces a ref, a record of origins or a mark between its lookup and its
-    /// rename.
-    fn alone_at_refs(&self) -> Result<Directory, DiskError> {
-        // The lock needs a separate descriptor, because flock belongs to the open file description. `refs/` itself is
-        // not locked, because other users can open it in a shared store, and could lock it.
-        let alone = self.store.root.open("tmp")?;
-        alone.lock()?;
-        Ok(alone)
     }
 
     /// Protects the items that this import publishes and has found for the outer imports.

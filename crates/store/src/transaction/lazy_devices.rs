@@ -82,19 +82,27 @@ impl Store {
     }
 
     /// Records a feature in `meta`. This must precede the first file that needs the feature, because a program that
-    /// does not know the feature must not change the store.
-    pub(super) fn note_feature(&self, note: impl FnOnce(&mut Meta)) -> Result<(), DiskError> {
+    /// does not know the feature must not change the store. The caller does not hold the lock of the records.
+    pub(super) fn note_feature(&self, note: impl Fn(&mut Meta)) -> Result<(), DiskError> {
+        if self.with_feature(&note)?.is_none() {
+            return Ok(());
+        }
+        // Without this lock, the features that two processes record at once could replace each other.
+        let _alone = self.lock_records()?;
+        let Some(meta) = self.with_feature(&note)? else { return Ok(()) };
+        // Without this file there is no store, so it is synced even if other files are not.
+        let _synced = self.root.deferral().switch(false);
+        self.tmp.replace(&self.root, META, &meta.encode())
+    }
+
+    /// Returns the content that `meta` needs for a feature, or `None` if it has the feature.
+    fn with_feature(&self, note: impl Fn(&mut Meta)) -> Result<Option<Meta>, DiskError> {
         let odd = |error| self.root.failed("read", META, std::io::Error::other(error));
         let bytes = self.root.read_all(META, RECORD_MAX)?.unwrap_or_default();
         let meta = Meta::decode(&bytes).map_err(odd)?;
         let mut noted = meta.clone();
         note(&mut noted);
-        if noted == meta {
-            return Ok(());
-        }
-        // Without this file there is no store, so it is synced even if other files are not.
-        let _synced = self.root.deferral().switch(false);
-        self.tmp.replace(&self.root, META, &noted.encode())
+        Ok((noted != meta).then_some(noted))
     }
 }
 
