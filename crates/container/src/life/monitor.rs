@@ -271,7 +271,7 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     };
     let exit = child
         .process
-        .supervise_by(start.signals, &mut deliver, &mut asked, &mut meanwhile)
+        .supervise_by(start.signals, &mut deliver, &mut asked, &mut meanwhile, None)
         .map_err(runtime_failed)?;
     drop(prompt);
     if connection.is_some_and(|it| it.is_over()) {

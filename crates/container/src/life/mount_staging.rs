@@ -247,6 +247,11 @@ impl Stage {
         Ok(())
     }
 
+    /// Call this when this process has left the mount namespace of the mounts.
+    pub(crate) fn leave(&self) {
+        self.is_attached.set(false);
+    }
+
     /// Whether an unmount takes long.
     #[must_use]
     pub fn takes_long(&self) -> bool {

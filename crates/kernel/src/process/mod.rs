@@ -25,7 +25,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, WaitId, WaitIdOptions};
 
-pub use allocator::{keep_little_heap, trim_heap};
+pub use allocator::{keep_little_heap, trim_heap, use_one_heap};
 pub use appearance::{hide_environment, show_as};
 pub use daemonize::{Done, finish_behind, start_behind, start_server};
 pub use holders::{Holder, holders};
@@ -33,8 +33,8 @@ pub use identity::{IdentityError, ProcessIdentity, boot_id};
 pub use inherited::{StackError, changed_limits, settle};
 pub use name_services::use_own_name_services;
 pub use namespaces::{
-    IdMaps, IdRange, Namespace, enter, id_maps, namespace_kind, network_namespace, own_mounts,
-    owner_of_user_namespace, ranges_of, unshare, user_namespace, user_namespace_of,
+    IdMaps, IdRange, MountsBefore, Namespace, enter, id_maps, namespace_kind, network_namespace,
+    own_mounts, owner_of_user_namespace, ranges_of, unshare, user_namespace, user_namespace_of,
 };
 pub(crate) use namespaces::{
     close_all_but, end_child, enter_owned, set_root_propagation, sorted, wait_to_read,
@@ -261,10 +261,11 @@ impl Process {
         asked: &mut dyn FnMut(u32),
         meanwhile: &mut dyn FnMut() -> Option<Duration>,
     ) -> Result<Exit, ProcessError> {
-        self.supervise_by(signals, &mut |signal| self.signal(signal), asked, meanwhile)
+        self.supervise_by(signals, &mut |signal| self.signal(signal), asked, meanwhile, None)
     }
 
-    /// Like [`Process::supervise`], but forwards signals by calling `deliver`.
+    /// Like [`Process::supervise`], but forwards signals by calling `deliver`. A wait also ends when `also` is readable;
+    /// `meanwhile`, which is called next, must read it.
     ///
     /// # Errors
     /// Those of [`Process::supervise`] and of `deliver`.
@@ -274,14 +275,13 @@ impl Process {
         deliver: &mut dyn FnMut(Signal) -> Result<(), ProcessError>,
         asked: &mut dyn FnMut(u32),
         meanwhile: &mut dyn FnMut() -> Option<Duration>,
+        also: Option<BorrowedFd<'_>>,
     ) -> Result<Exit, ProcessError> {
         let mut count = Requests::default();
         loop {
             let most = meanwhile().and_then(|it| Timespec::try_from(it).ok());
-            let mut fds = [
-                PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::IN),
-                PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
-            ];
+            let fds = [self.fd.as_fd(), signals.as_fd(), also.unwrap_or(self.fd.as_fd())];
+            let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
             match rustix::event::poll(&mut fds, most.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(Self::failed("wait for", self.pid, errno)),
