@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use kernel::process::{
-    Executed, Exit, MountsBefore, Pid, Process, ProcessIdentity, Setup, Signal, Signals,
+    Executed, Exit, MountsBefore, Patience, Pid, Process, ProcessIdentity, Setup, Signal, Signals,
 };
 use store::{ContainerDir, OperationError};
 
@@ -171,7 +171,7 @@ pub fn watch(
             }
         }
     }
-    kernel::process::trim_heap();
+    kernel::process::shrink();
     let prompt = start.be_prompt();
     let terms = Terms::new(start.folder, start.runtime.kind);
     let mut deadline = Deadline::from_start(&start);
@@ -190,7 +190,14 @@ pub fn watch(
     };
     let signals = start.signals;
     let also = Some(arrival.as_fd());
-    let exit = container.supervise_by(signals, &mut deliver, &mut |_| {}, &mut meanwhile, also);
+    let exit = container.supervise_by(
+        signals,
+        &mut deliver,
+        &mut |_| {},
+        &mut meanwhile,
+        also,
+        Patience::Long,
+    );
     drop(prompt);
     let exit = terms.exit(exit.map_err(runtime_failed)?);
     let lacked_memory =

@@ -3,6 +3,8 @@
 
 mod allocator;
 mod appearance;
+mod at_rest;
+mod constants;
 mod daemonize;
 mod holders;
 mod identity;
@@ -27,6 +29,8 @@ use rustix::process::{PidfdFlags, PidfdGetfdFlags, WaitId, WaitIdOptions};
 
 pub use allocator::{keep_little_heap, trim_heap, use_one_heap};
 pub use appearance::{hide_environment, show_as};
+use at_rest::Waiter;
+pub use at_rest::{Patience, shrink};
 pub use daemonize::{Done, finish_behind, start_behind, start_server};
 pub use holders::{Holder, holders};
 pub use identity::{IdentityError, ProcessIdentity, boot_id};
@@ -261,7 +265,8 @@ impl Process {
         asked: &mut dyn FnMut(u32),
         meanwhile: &mut dyn FnMut() -> Option<Duration>,
     ) -> Result<Exit, ProcessError> {
-        self.supervise_by(signals, &mut |signal| self.signal(signal), asked, meanwhile, None)
+        let mut deliver = |signal| self.signal(signal);
+        self.supervise_by(signals, &mut deliver, asked, meanwhile, None, Patience::Short)
     }
 
     /// Like [`Process::supervise`], but forwards signals by calling `deliver`. A wait also ends when `also` is readable;
@@ -276,13 +281,15 @@ impl Process {
         asked: &mut dyn FnMut(u32),
         meanwhile: &mut dyn FnMut() -> Option<Duration>,
         also: Option<BorrowedFd<'_>>,
+        patience: Patience,
     ) -> Result<Exit, ProcessError> {
         let mut count = Requests::default();
+        let mut waiter = Waiter::new(patience);
         loop {
-            let most = meanwhile().and_then(|it| Timespec::try_from(it).ok());
+            let most = meanwhile();
             let fds = [self.fd.as_fd(), signals.as_fd(), also.unwrap_or(self.fd.as_fd())];
             let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-            match rustix::event::poll(&mut fds, most.as_ref()) {
+            match waiter.poll(&mut fds, most) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(Self::failed("wait for", self.pid, errno)),
             }
