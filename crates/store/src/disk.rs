@@ -370,7 +370,8 @@ impl Directory {
             let odd = io::Error::new(io::ErrorKind::InvalidData, format!("it has {size} bytes"));
             return Err(self.failed("read", name, odd));
         }
-        let mut bytes = Vec::new();
+        // With one byte of room more, the first read returns everything, and the second finds the end.
+        let mut bytes = Vec::with_capacity(usize::try_from(size).unwrap_or(0).saturating_add(1));
         match file.take(limit).read_to_end(&mut bytes) {
             Ok(_) => Ok(Some(bytes)),
             Err(source) => Err(self.failed("read", name, source)),

@@ -5,8 +5,11 @@
 //! another program loses no fields when it is read and written again. Objects without `rest` have no other fields.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
+use serde::de::{Deserializer as _, Error as _, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -346,6 +349,51 @@ impl RuntimeSpec {
             Err(source) => Err(SpecError::Read { path, source }),
         }
     }
+
+    /// Reads only the first program and its arguments from the configuration of the container with this folder. What
+    /// follows `process` is neither read nor checked: in Quire's files, that is nearly everything.
+    pub(crate) fn load_args(folder: &Path) -> Result<Vec<String>, SpecError> {
+        let path = folder.join(CONFIG);
+        let file = match File::open(&path) {
+            Ok(file) => BufReader::new(file),
+            Err(source) => return Err(SpecError::Read { path, source }),
+        };
+        let mut process = None;
+        let mut json = serde_json::Deserializer::from_reader(file);
+        match json.deserialize_map(UpToProcess(&mut process)) {
+            Err(source) if process.is_none() => Err(SpecError::Json { path, source }),
+            _ => Ok(process.unwrap_or_default().args),
+        }
+    }
+}
+
+/// The part of `process` that lists show.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ProcessArgs {
+    args: Vec<String>,
+}
+
+/// Takes `process` from the top of a configuration, and then ends the parsing with an error.
+struct UpToProcess<'a>(&'a mut Option<ProcessArgs>);
+
+impl<'de> Visitor<'de> for UpToProcess<'_> {
+    type Value = ();
+
+    fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("a configuration")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(key) = map.next_key::<String>()? {
+            if key == "process" {
+                *self.0 = Some(map.next_value()?);
+                return Err(A::Error::custom("the rest is not needed"));
+            }
+            let _other: IgnoredAny = map.next_value()?;
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -406,5 +454,34 @@ mod tests {
         // All fields are optional, for programs that need only one.
         std::fs::write(folder.path().join(CONFIG), "{\"process\": {\"args\": [\"a\"]}}").unwrap();
         assert_eq!(load().unwrap().process.args, ["a"]);
+    }
+
+    #[test]
+    fn a_list_reads_no_more_than_the_arguments() {
+        let folder = tempfile::tempdir().unwrap();
+        let args = || RuntimeSpec::load_args(folder.path());
+        assert!(matches!(args(), Err(SpecError::Read { .. })));
+        let process = r#"{"ociVersion": "1", "process": {"env": ["A=1"], "args": ["a", "b"]}"#;
+        for (text, expect) in [
+            (FOREIGN, &["sh"][..]),
+            // The rest is cut off or damaged.
+            (process, &["a", "b"]),
+            (&format!("{process}, \"linux\": \u{0}"), &["a", "b"]),
+            (r#"{"linux": {"process": 1}, "process": {}}"#, &[]),
+            ("{}", &[]),
+        ] {
+            std::fs::write(folder.path().join(CONFIG), text).unwrap();
+            assert_eq!(args().unwrap(), expect, "{text}");
+        }
+        for text in ["", "[1]", "{", r#"{"process": {"args": 1}}"#, r#"{"process": {"args": ["a""#]
+        {
+            std::fs::write(folder.path().join(CONFIG), text).unwrap();
+            assert!(matches!(args(), Err(SpecError::Json { .. })), "{text}");
+        }
+        // What Quire writes has `process` at the front, so that the rest is not read.
+        let spec: RuntimeSpec = serde_json::from_str(FOREIGN).unwrap();
+        let written = serde_json::to_string(&spec).unwrap();
+        let place = |name: &str| written.find(&format!("\"{name}\":")).unwrap();
+        assert!(place("args") < place("root") && place("args") < place("seccomp"));
     }
 }

@@ -9,7 +9,9 @@ use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use kernel::process::{Executed, Exit, Pid, Process, ProcessIdentity, Setup, Signal, Signals};
+use kernel::process::{
+    Executed, Exit, MountsBefore, Patience, Pid, Process, ProcessIdentity, Setup, Signal, Signals,
+};
 use store::{ContainerDir, OperationError};
 
 use crate::backoff::GLANCE;
@@ -22,7 +24,7 @@ use crate::folder::{EXEC, LOG, OVER, PID, RUNTIME_LOG, RUNTIME_PATH, UNWANTED};
 use crate::life::causes;
 use crate::life::init_signals::Terms;
 use crate::life::log::{Log, add_sentence};
-use crate::life::monitor::{DISCONNECTED, Deadline, Prepared, RunError, Start, kill, prepare};
+use crate::life::monitor::{DISCONNECTED, Deadline, Prepared, RunError, Start, prepare};
 use crate::life::state::{Code, End, State, StateBefore};
 use crate::plan::Stop;
 use crate::runtime::call::{
@@ -66,6 +68,9 @@ pub fn watch(
     let runtime_failed = OperationError::at("run", &start.runtime.path);
     let write_failed = OperationError::at("write", start.folder);
     kernel::process::set_subreaper().map_err(runtime_failed)?;
+    kernel::process::use_one_heap();
+    // Without `/proc`, this process stays in the namespace that it makes.
+    let before = MountsBefore::open();
     let Prepared { doubt, lesson, connection } = prepare(&start)?;
     let mut written = Log::open(start.folder, start.log_size).map_err(write_failed)?;
     let (reader, output) = io::pipe().map_err(write_failed)?;
@@ -96,7 +101,8 @@ pub fn watch(
         written.write(bytes);
         Ok(())
     };
-    let pump = Pump::start(reader, sink).map_err(write_failed)?;
+    let mut pump = Pump::new(reader, sink).map_err(write_failed)?;
+    let arrival = pump.arrival().map_err(write_failed)?;
     // The command that waits for the start may have given up.
     let mut is_unwanted = false;
     let mut undo = |_requests| {
@@ -155,7 +161,17 @@ pub fn watch(
     // From here on, this process only waits. The host has one such process for each container, so the process reduces
     // its memory.
     start.forget_calls();
-    kernel::process::trim_heap();
+    // pasta ends when the mount of its network does.
+    if connection.is_none() {
+        match before.and_then(MountsBefore::restore) {
+            Ok(()) => start.stage.leave(),
+            // This process may have a thread for the container's terminal.
+            Err(error) => {
+                tracing::debug!(id = start.id, %error, "the monitor keeps its mount namespace");
+            }
+        }
+    }
+    kernel::process::shrink();
     let prompt = start.be_prompt();
     let terms = Terms::new(start.folder, start.runtime.kind);
     let mut deadline = Deadline::from_start(&start);
@@ -164,12 +180,24 @@ pub fn watch(
         container.signal(signal)
     };
     let mut meanwhile = || {
+        if let Err(error) = pump.look() {
+            tracing::debug!(%error, "cannot pass on the container's output");
+        }
         // The container may have ended just now.
         let again = terms.look(|| drop(container.signal(Signal::KILL)));
         let rest = deadline.look(|| kill(&start, &container));
         again.into_iter().chain(rest).chain(start.look()).min()
     };
-    let exit = container.supervise_by(start.signals, &mut deliver, &mut |_| {}, &mut meanwhile);
+    let signals = start.signals;
+    let also = Some(arrival.as_fd());
+    let exit = container.supervise_by(
+        signals,
+        &mut deliver,
+        &mut |_| {},
+        &mut meanwhile,
+        also,
+        Patience::Long,
+    );
     drop(prompt);
     let exit = terms.exit(exit.map_err(runtime_failed)?);
     let lacked_memory =
@@ -185,6 +213,16 @@ pub fn watch(
     let exit = last.exit.unwrap_or(exit);
     finish(&mut state, exit, &code, now(), start.folder).map_err(write_failed)?;
     Ok(End { exit, reason })
+}
+
+/// Kills a container that does not end. The runtime is called as by other commands, because this process may have left
+/// the mount namespace in which it started the container.
+fn kill(start: &Start<'_>, container: &Process) {
+    if let Err(error) = signal(start.folder, start.id, "KILL") {
+        tracing::warn!(id = start.id, error, "cannot signal the container by its runtime");
+        // It may have ended just now.
+        let _gone = container.signal(Signal::KILL);
+    }
 }
 
 /// Sends a signal, by number or name, to a container's first process. If `KILL` ends a container, the container does

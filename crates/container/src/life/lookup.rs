@@ -173,7 +173,8 @@ impl KnownContainer {
     /// Returns the container's command, from its bundle.
     #[must_use]
     pub fn command(&self) -> Vec<String> {
-        RuntimeSpec::load(&self.folder).map(|it| it.process.args).unwrap_or_default()
+        // A list of many containers asks for each of them, and the whole configuration is many times as long.
+        RuntimeSpec::load_args(&self.folder).unwrap_or_default()
     }
 
     /// Returns the size of the writable layer in bytes, as its file system counts it, including data that is not yet
@@ -324,12 +325,8 @@ fn load_state(folder: &Path, id: &str) -> Result<Option<State>, KnownError> {
 
 /// Returns all containers of a store.
 pub fn all(store: &Store) -> Result<Vec<KnownContainer>, KnownError> {
-    let sound = store.containers.all()?.into_iter().map(|(id, record, it)| (id, Some(record), it));
-    let damaged = store.containers.damaged()?.into_iter().map(|(id, it, _)| (id, None, it));
-    sound
-        .chain(damaged)
-        .map(|(id, record, liveness)| KnownContainer::load(store, id, record, liveness))
-        .collect()
+    let found = store.containers.found()?.into_iter();
+    found.map(|it| KnownContainer::load(store, it.id, it.record.ok(), it.liveness)).collect()
 }
 
 /// Returns the size of the writable layers of all containers of a store, in bytes.

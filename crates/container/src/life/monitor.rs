@@ -13,7 +13,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use kernel::mount::{Detached, Propagation};
-use kernel::process::{Exit, Prompt, Setup, Signal, Signals, Who};
+use kernel::process::{Exit, Patience, Prompt, Setup, Signal, Signals, Who};
 use store::OperationError;
 
 use crate::boot_cache::Notes;
@@ -271,7 +271,14 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     };
     let exit = child
         .process
-        .supervise_by(start.signals, &mut deliver, &mut asked, &mut meanwhile)
+        .supervise_by(
+            start.signals,
+            &mut deliver,
+            &mut asked,
+            &mut meanwhile,
+            None,
+            Patience::Short,
+        )
         .map_err(runtime_failed)?;
     drop(prompt);
     if connection.is_some_and(|it| it.is_over()) {

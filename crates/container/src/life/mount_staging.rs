@@ -1,13 +1,14 @@
 //! Mount points of a container, in the mount namespace of its monitor, where the runtime finds its mounts.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::num::NonZeroU64;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use kernel::mount::{Detached, Durability, TmpfsOptions};
+use kernel::mount::{Detached, Durability, TmpfsOptions, Unmount};
 use kernel::process::Who;
 use rustix::fs::{Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
@@ -26,14 +27,17 @@ use crate::root::upper_dir::{Doomed, UpperError};
 /// folders and their parents.
 const OPEN: &str = "/run/quire/userns";
 
-/// The mount points of a container's root and other mounts. Those for user namespaces have the same path for all
-/// containers, each in its own mount namespace.
+/// The mount points of a container's root and other mounts. They are in memory and have the same path for all
+/// containers, each in its own mount namespace, or they are in the container's folder.
 #[derive(Debug)]
 pub struct Stage {
     folder: PathBuf,
     /// User id of this process.
     user: u32,
+    /// Whether the mount points are in [`OPEN`].
     open: bool,
+    /// Whether this process has attached a file system at [`OPEN`].
+    is_attached: Cell<bool>,
     filestores: Vec<Filestore>,
     names: Vec<NameFile>,
     /// User and group id of the container's root on the host.
@@ -47,8 +51,11 @@ pub struct Filestore {
     doomed: Doomed,
 }
 
-/// Space that a container may add to those files, in bytes.
+/// Space that a container may add to its files with names, in bytes.
 const ROOM: u64 = 1 << 20;
+
+/// Mode of their directory, through which a container's root passes.
+const NAMES_MODE: u32 = 0o711;
 
 /// Whether a file in a container's folder is a mount point.
 pub(crate) fn is_place(path: &Path) -> bool {
@@ -81,7 +88,17 @@ impl Stage {
     pub fn new(folder: &Path, user: u32, map: Option<&IdMap>) -> Self {
         let root = map.and_then(|map| map.root().ok()).unwrap_or((0, 0));
         let (folder, open) = (folder.to_owned(), map.is_some());
-        Self { folder, user, open, filestores: Vec::new(), names: Vec::new(), root }
+        let (filestores, names, is_attached) = (Vec::new(), Vec::new(), Cell::new(false));
+        Self { folder, user, open, is_attached, filestores, names, root }
+    }
+
+    /// Moves all mount points from the container's folder into memory, if this process can make the directory that
+    /// covers them. On the disk of the store, each of them would be a directory that a start makes and an end
+    /// removes, and each would be unmounted by itself.
+    #[must_use]
+    pub fn in_memory(mut self, who: Who) -> Self {
+        self.open |= who.is_host_root() && make_open(Path::new(OPEN), who.user).is_ok();
+        self
     }
 
     /// Returns the path of the root for the bundle.
@@ -121,15 +138,34 @@ impl Stage {
     }
 
     fn mount_names(&self) -> Result<Detached, UpperError> {
-        let bytes = self.names.iter().map(|it| it.text.len() as u64).sum::<u64>();
-        let bytes = NonZeroU64::new(bytes.saturating_add(ROOM));
-        let options =
-            TmpfsOptions { name: "quire-names", bytes, inodes: NonZeroU64::new(16), mode: 0o711 };
+        let bytes = NonZeroU64::new(self.room());
+        let options = TmpfsOptions {
+            name: "quire-names",
+            bytes,
+            inodes: NonZeroU64::new(16),
+            mode: NAMES_MODE,
+        };
         let mount = kernel::mount::tmpfs(&options)?;
+        self.write_names(mount.as_fd())?;
+        Ok(mount)
+    }
+
+    /// Makes the directory of the files in a file system that is in memory.
+    fn make_names(&self, stage: BorrowedFd<'_>) -> Result<(), UpperError> {
+        let mode = Mode::from_raw_mode(NAMES_MODE);
+        rustix::fs::mkdirat(stage, MOUNT_NAMES, mode)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = rustix::fs::openat(stage, MOUNT_NAMES, flags, Mode::empty())?;
+        // Set explicitly, independent of the umask.
+        rustix::fs::fchmod(&directory, mode)?;
+        Ok(self.write_names(directory.as_fd())?)
+    }
+
+    fn write_names(&self, directory: BorrowedFd<'_>) -> Result<(), Errno> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         for names in &self.names {
             let mode = Mode::from_raw_mode(0o644);
-            let mut file = File::from(rustix::fs::openat(&mount, names.name(), flags, mode)?);
+            let mut file = File::from(rustix::fs::openat(directory, names.name(), flags, mode)?);
             let failed = |error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
             file.write_all(names.text.as_bytes()).map_err(failed)?;
             // Set explicitly, independent of the umask.
@@ -137,7 +173,13 @@ impl Stage {
             let (user, group) = (Uid::from_raw(self.root.0), Gid::from_raw(self.root.1));
             rustix::fs::fchown(&file, Some(user), Some(group))?;
         }
-        Ok(mount)
+        Ok(())
+    }
+
+    /// Returns the size of the files, and of what a container may add to them, in bytes.
+    fn room(&self) -> u64 {
+        let bytes = self.names.iter().map(|it| it.text.len() as u64).sum::<u64>();
+        bytes.saturating_add(ROOM)
     }
 
     /// Returns the number of file systems.
@@ -172,6 +214,7 @@ impl Stage {
     /// Attaches all mounts, in this process's mount namespace.
     pub(crate) fn set_up(&self, id: &str, root: &Detached) -> Result<(), OperationError> {
         let failed = OperationError::of("attach the root of container", id);
+        let names_failed = OperationError::of("make files such as /etc/hosts for container", id);
         if self.open {
             let open = Path::new(OPEN);
             // runc executes additional programs from the path of the root, in a namespace in which the root is not
@@ -180,20 +223,20 @@ impl Stage {
             make_open(open, self.user)
                 .and_then(|()| std::fs::create_dir_all(&root))
                 .map_err(OperationError::at("write", &root))?;
-            // This file system contains only mount points.
-            let (bytes, inodes) = (NonZeroU64::new(1 << 20), NonZeroU64::new(1 << 10));
-            let options = TmpfsOptions { name: "quire-userns", bytes, inodes, mode: 0o711 };
+            // This file system has only mount points and names.
+            let (bytes, inodes) = (NonZeroU64::new(self.room()), NonZeroU64::new(1 << 10));
+            let options = TmpfsOptions { name: "quire-stage", bytes, inodes, mode: 0o711 };
             let stage = kernel::mount::tmpfs(&options).map_err(failed)?;
+            if !self.names.is_empty() {
+                self.make_names(stage.as_fd()).map_err(names_failed)?;
+            }
             stage.attach_at(open).map_err(failed)?;
+            self.is_attached.set(true);
         }
-        let names =
-            match self.names.is_empty() {
-                true => None,
-                false => Some(self.mount_names().map_err(OperationError::of(
-                    "make files such as /etc/hosts for container",
-                    id,
-                ))?),
-            };
+        let names = match self.open || self.names.is_empty() {
+            true => None,
+            false => Some(self.mount_names().map_err(names_failed)?),
+        };
         let names = names.iter().map(|it| (self.base().join(MOUNT_NAMES), it));
         let mounts = self.filestores.iter().enumerate();
         let mounts = mounts.map(|(number, it)| (self.place(number), &it.mount)).chain(names);
@@ -204,14 +247,23 @@ impl Stage {
         Ok(())
     }
 
+    /// Call this when this process has left the mount namespace of the mounts.
+    pub(crate) fn leave(&self) {
+        self.is_attached.set(false);
+    }
+
     /// Whether an unmount takes long.
     #[must_use]
     pub fn takes_long(&self) -> bool {
         !self.filestores.is_empty()
     }
 
-    /// Drops unwritten data, and this process's descriptors of the file systems.
+    /// Detaches mount points in memory, in this process's mount namespace, so that no other container gets the lock of
+    /// a layer that is still mounted. Drops unwritten data, and this process's descriptors of the file systems.
     pub fn shut_down(self) {
+        if self.is_attached.get() {
+            let _detached = kernel::mount::unmount(Path::new(OPEN), Unmount::Lazy);
+        }
         for filestore in self.filestores {
             filestore.doomed.shut_down();
         }

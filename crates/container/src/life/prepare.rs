@@ -296,7 +296,8 @@ fn prepare_in(
     let own = own_ids(store)?;
     own.as_ref().map_or(Ok(()), |own| own.check(&user))?;
     let owner = map.and_then(|map| map.user(user.uid).zip(map.group(user.gid)));
-    let mut stage = Stage::new(&folder::path(store, &wish.id), store.who().user, map);
+    let stage = Stage::new(&folder::path(store, &wish.id), store.who().user, map);
+    let mut stage = stage.in_memory(store.who());
     let mut bundle = wish.bundle;
     // The network is set first, because it determines the base folder of all mount points.
     bundle.network_place = wish.pasta.as_ref().map(|_| stage.set_network(store.who()));

@@ -10,13 +10,14 @@
 
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Read as _, Seek as _, SeekFrom, Write as _};
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::process::Command;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kernel::process::{Signal, Signals};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 
@@ -100,10 +101,11 @@ impl Streams {
         }
         let mut through_pipe = |file: Option<File>| {
             let Some(mut file) = file else { return Ok(None) };
-            let (reader, writer) = io::pipe()?;
+            let (mut reader, writer) = io::pipe()?;
             let ended = ended.try_clone()?;
             let mut sink = move |bytes: &[u8]| file.write_all(bytes);
-            outputs.push(std::thread::spawn(move || pass_on(reader, &mut sink, &ended)));
+            let pass = move || pass_on(&mut reader, &mut sink, &ended, None).map(drop);
+            outputs.push(std::thread::spawn(pass));
             io::Result::Ok(Some(writer))
         };
         // Streams of the same file share a pipe, so that lines stay in order.
@@ -225,51 +227,165 @@ fn copy_to_pipe(file: &mut File, mut writer: PipeWriter, ended: &PipeReader) -> 
     }
 }
 
-/// A thread that passes the data of a pipe to a function.
-#[derive(Debug)]
+/// Passes the data of a pipe to a function, in a thread that lives only as long as data arrives. Most containers write
+/// nothing most of the time, and then their monitor has no second thread with a stack in the kernel and one in memory.
+/// The thread is needed while there is data, because a slow disk must not delay a signal or a timeout.
 pub(crate) struct Pump {
-    thread: JoinHandle<io::Result<()>>,
-    running: PipeWriter,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<io::Result<()>>>,
+    running: Option<PipeWriter>,
 }
 
+/// What the threads of a [`Pump`] share.
+struct Shared {
+    passing: Mutex<Passing>,
+    /// Becomes readable when data arrives that no thread passes on (epoll(7), `EPOLLONESHOT`).
+    arrival: OwnedFd,
+    /// Whose other end is closed at the end of the container.
+    ended: PipeReader,
+    /// How long a thread waits for more data.
+    patience: Duration,
+}
+
+struct Passing {
+    reader: PipeReader,
+    sink: Box<dyn FnMut(&[u8]) -> io::Result<()> + Send>,
+}
+
+/// How long the thread of a [`Pump`] waits for more data.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 impl Pump {
-    pub(crate) fn start(
+    pub(crate) fn new(
         reader: PipeReader,
-        mut sink: impl FnMut(&[u8]) -> io::Result<()> + Send + 'static,
+        sink: impl FnMut(&[u8]) -> io::Result<()> + Send + 'static,
+    ) -> io::Result<Self> {
+        Self::with(reader, sink, PATIENCE)
+    }
+
+    fn with(
+        reader: PipeReader,
+        sink: impl FnMut(&[u8]) -> io::Result<()> + Send + 'static,
+        patience: Duration,
     ) -> io::Result<Self> {
         let (ended, running) = io::pipe()?;
-        // Each container has such a thread, which needs little stack.
+        let arrival = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let (data, flags) = (epoll::EventData::new_u64(0), Shared::EVENTS);
+        epoll::add(&arrival, &reader, data, flags)?;
+        let passing = Mutex::new(Passing { reader, sink: Box::new(sink) });
+        let shared = Arc::new(Shared { passing, arrival, ended, patience });
+        Ok(Self { shared, thread: None, running: Some(running) })
+    }
+
+    /// Returns a descriptor that is readable when [`look`](Self::look) should be called.
+    pub(crate) fn arrival(&self) -> io::Result<OwnedFd> {
+        self.shared.arrival.try_clone()
+    }
+
+    /// Starts a thread if data has arrived that no thread passes on. After an error, the rest of the data is left in
+    /// the pipe.
+    pub(crate) fn look(&mut self) -> io::Result<()> {
+        let mut event =
+            [epoll::Event { flags: Shared::EVENTS, data: epoll::EventData::new_u64(0) }];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        match epoll::wait(&self.shared.arrival, &mut event, Some(&now)) {
+            Ok(0) | Err(Errno::INTR) => return Ok(()),
+            found => drop(found?),
+        }
+        // The earlier thread has asked for this event, so it has nothing left to do.
+        self.join()?;
+        let shared = Arc::clone(&self.shared);
+        // Many containers may have such a thread, which needs little stack.
         let thread = std::thread::Builder::new().stack_size(128 << 10);
-        let thread = thread.spawn(move || pass_on(reader, &mut sink, &ended))?;
-        Ok(Self { thread, running })
+        match thread.spawn(move || shared.pass_on()) {
+            Ok(thread) => self.thread = Some(thread),
+            // The limit of processes is reached. So this thread passes on some of the data, and may be late.
+            Err(_) => self.shared.pass_once()?,
+        }
+        Ok(())
+    }
+
+    fn join(&mut self) -> io::Result<()> {
+        match self.thread.take().map(JoinHandle::join) {
+            None => Ok(()),
+            Some(Ok(result)) => result,
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+        }
     }
 
     /// Waits until all data so far is passed on, even if another process still has the pipe's other end open.
-    pub(crate) fn finish(self) -> io::Result<()> {
-        drop(self.running);
-        match self.thread.join() {
-            Ok(result) => result,
-            Err(panic) => std::panic::resume_unwind(panic),
-        }
+    pub(crate) fn finish(mut self) -> io::Result<()> {
+        drop(self.running.take());
+        self.join()?;
+        let passing = &mut *self.shared.passing();
+        pass_on(&mut passing.reader, &mut passing.sink, &self.shared.ended, None).map(drop)
     }
 }
 
+impl Shared {
+    const EVENTS: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ONESHOT);
+
+    fn passing(&self) -> MutexGuard<'_, Passing> {
+        // After a panic in `sink`, the pipe is still sound.
+        self.passing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pass_on(&self) -> io::Result<()> {
+        let mut passing = self.passing();
+        let Passing { reader, sink } = &mut *passing;
+        if pass_on(reader, sink, &self.ended, Some(self.patience))? == Passed::Everything {
+            return Ok(());
+        }
+        kernel::process::trim_heap();
+        self.wait_for_more(&passing.reader)
+    }
+
+    /// Passes on the data that one read returns.
+    fn pass_once(&self) -> io::Result<()> {
+        let Passing { reader, sink } = &mut *self.passing();
+        let mut bytes = [0; 4096];
+        let count = reader.read(&mut bytes)?;
+        if count == 0 {
+            return Ok(());
+        }
+        sink(&bytes[..count])?;
+        self.wait_for_more(reader)
+    }
+
+    /// Makes `arrival` readable when data is there.
+    fn wait_for_more(&self, reader: &PipeReader) -> io::Result<()> {
+        Ok(epoll::modify(&self.arrival, reader, epoll::EventData::new_u64(0), Self::EVENTS)?)
+    }
+}
+
+/// How much of a pipe's data was passed on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Passed {
+    /// All data: the pipe is at its end, or the container is.
+    Everything,
+    /// All data so far.
+    Some,
+}
+
 /// Passes the data from `reader` to `sink`, up to its end. When the other end of `ended` is closed, only the data
-/// that is already in the pipe is passed on.
+/// that is already in the pipe is passed on. Also returns when no data has arrived for the time `patience`.
 fn pass_on(
-    mut reader: PipeReader,
+    reader: &mut PipeReader,
     sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
     ended: &PipeReader,
-) -> io::Result<()> {
+    patience: Option<Duration>,
+) -> io::Result<Passed> {
     let mut bytes = vec![0; 1 << 16];
+    let most = patience.and_then(|it| Timespec::try_from(it).ok());
     loop {
         let is_over = {
             let mut waiting =
-                [PollFd::new(&reader, PollFlags::IN), PollFd::new(ended, PollFlags::IN)];
-            match poll(&mut waiting, None) {
+                [PollFd::new(&*reader, PollFlags::IN), PollFd::new(ended, PollFlags::IN)];
+            match poll(&mut waiting, most.as_ref()) {
                 Err(Errno::INTR) => continue,
-                result => result?,
-            };
+                Ok(0) => return Ok(Passed::Some),
+                result => drop(result?),
+            }
             waiting[0].revents().is_empty()
         };
         let count = match is_over {
@@ -281,7 +397,7 @@ fn pass_on(
             count => count?,
         };
         match bytes.get(..count) {
-            None | Some([]) => return Ok(()),
+            None | Some([]) => return Ok(Passed::Everything),
             Some(bytes) => sink(bytes)?,
         }
     }
@@ -391,6 +507,55 @@ mod tests {
         file.rewind().unwrap();
         file.read_to_string(&mut text).unwrap();
         assert_eq!(text, "out\n");
+    }
+
+    #[test]
+    fn a_pump_has_a_thread_only_while_data_arrives() {
+        let (reader, mut writer) = io::pipe().unwrap();
+        let passed = Arc::new(Mutex::new(Vec::new()));
+        let sink = {
+            let passed = Arc::clone(&passed);
+            move |bytes: &[u8]| {
+                passed.lock().unwrap().extend_from_slice(bytes);
+                Ok(())
+            }
+        };
+        let mut pump = Pump::with(reader, sink, Duration::from_millis(1)).unwrap();
+        let arrival = pump.arrival().unwrap();
+        pump.look().unwrap();
+        assert!(pump.thread.is_none());
+        for (text, all) in [("one", "one"), ("two", "onetwo")] {
+            writer.write_all(text.as_bytes()).unwrap();
+            poll(&mut [PollFd::new(&arrival, PollFlags::IN)], None).unwrap();
+            pump.look().unwrap();
+            // It ends by itself, and not before everything is passed on.
+            let thread = pump.thread.take().unwrap();
+            thread.join().unwrap().unwrap();
+            assert_eq!(*passed.lock().unwrap(), all.as_bytes());
+            pump.look().unwrap();
+            assert!(pump.thread.is_none());
+        }
+        // Also without a thread, and although the writer stays open, the rest is passed on at the end.
+        writer.write_all(b"three").unwrap();
+        pump.finish().unwrap();
+        assert_eq!(*passed.lock().unwrap(), b"onetwothree");
+    }
+
+    #[test]
+    fn a_pump_ends_with_a_thread_that_waits_for_more() {
+        let (reader, mut writer) = io::pipe().unwrap();
+        let (said, heard) = std::sync::mpsc::channel();
+        let sink = move |bytes: &[u8]| said.send(bytes.to_vec()).map_err(io::Error::other);
+        let mut pump = Pump::with(reader, sink, Duration::from_secs(1000)).unwrap();
+        writer.write_all(b"one").unwrap();
+        pump.look().unwrap();
+        assert_eq!(heard.recv().unwrap(), b"one");
+        // A thread passes this on, so that there is nothing to do here.
+        writer.write_all(b"two").unwrap();
+        pump.look().unwrap();
+        assert_eq!(heard.recv().unwrap(), b"two");
+        pump.finish().unwrap();
+        assert!(heard.recv().is_err());
     }
 
     #[test]

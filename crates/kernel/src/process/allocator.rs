@@ -26,6 +26,14 @@ pub fn keep_little_heap() {
     }
 }
 
+/// Makes all threads share one heap, for a process that rarely has a second thread and must be small. Without this,
+/// glibc makes another heap for that thread, which outlives it. Does nothing with a C library other than glibc.
+pub fn use_one_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: the call takes two numbers and the allocator's locks.
+    let _is_known = unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
+}
+
 #[cfg(all(test, target_env = "gnu"))]
 mod tests {
     use std::sync::{Mutex, PoisonError};

@@ -163,7 +163,8 @@ fn is_alone_soon() -> bool {
     })
 }
 
-fn is_alone() -> bool {
+/// Whether this process has only one thread.
+pub(super) fn is_alone() -> bool {
     std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() == 1)
 }
 

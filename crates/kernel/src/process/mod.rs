@@ -3,6 +3,8 @@
 
 mod allocator;
 mod appearance;
+mod at_rest;
+mod constants;
 mod daemonize;
 mod holders;
 mod identity;
@@ -25,16 +27,18 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, WaitId, WaitIdOptions};
 
-pub use allocator::{keep_little_heap, trim_heap};
+pub use allocator::{keep_little_heap, trim_heap, use_one_heap};
 pub use appearance::{hide_environment, show_as};
+use at_rest::Waiter;
+pub use at_rest::{Patience, shrink};
 pub use daemonize::{Done, finish_behind, start_behind, start_server};
 pub use holders::{Holder, holders};
 pub use identity::{IdentityError, ProcessIdentity, boot_id};
 pub use inherited::{StackError, changed_limits, settle};
 pub use name_services::use_own_name_services;
 pub use namespaces::{
-    IdMaps, IdRange, Namespace, enter, id_maps, namespace_kind, network_namespace, own_mounts,
-    owner_of_user_namespace, ranges_of, unshare, user_namespace, user_namespace_of,
+    IdMaps, IdRange, MountsBefore, Namespace, enter, id_maps, namespace_kind, network_namespace,
+    own_mounts, owner_of_user_namespace, ranges_of, unshare, user_namespace, user_namespace_of,
 };
 pub(crate) use namespaces::{
     close_all_but, end_child, enter_owned, set_root_propagation, sorted, wait_to_read,
@@ -261,10 +265,12 @@ impl Process {
         asked: &mut dyn FnMut(u32),
         meanwhile: &mut dyn FnMut() -> Option<Duration>,
     ) -> Result<Exit, ProcessError> {
-        self.supervise_by(signals, &mut |signal| self.signal(signal), asked, meanwhile)
+        let mut deliver = |signal| self.signal(signal);
+        self.supervise_by(signals, &mut deliver, asked, meanwhile, None, Patience::Short)
     }
 
-    /// Like [`Process::supervise`], but forwards signals by calling `deliver`.
+    /// Like [`Process::supervise`], but forwards signals by calling `deliver`. A wait also ends when `also` is readable;
+    /// `meanwhile`, which is called next, must read it.
     ///
     /// # Errors
     /// Those of [`Process::supervise`] and of `deliver`.
@@ -274,15 +280,16 @@ impl Process {
         deliver: &mut dyn FnMut(Signal) -> Result<(), ProcessError>,
         asked: &mut dyn FnMut(u32),
         meanwhile: &mut dyn FnMut() -> Option<Duration>,
+        also: Option<BorrowedFd<'_>>,
+        patience: Patience,
     ) -> Result<Exit, ProcessError> {
         let mut count = Requests::default();
+        let mut waiter = Waiter::new(patience);
         loop {
-            let most = meanwhile().and_then(|it| Timespec::try_from(it).ok());
-            let mut fds = [
-                PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::IN),
-                PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
-            ];
-            match rustix::event::poll(&mut fds, most.as_ref()) {
+            let most = meanwhile();
+            let fds = [self.fd.as_fd(), signals.as_fd(), also.unwrap_or(self.fd.as_fd())];
+            let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            match waiter.poll(&mut fds, most) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(Self::failed("wait for", self.pid, errno)),
             }

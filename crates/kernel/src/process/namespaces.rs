@@ -12,7 +12,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::MountPropagationFlags;
 use rustix::process::{DumpableBehavior, Pid, Signal, WaitOptions};
-use rustix::thread::{Gid, ThreadNameSpaceType, Uid, UnshareFlags};
+use rustix::thread::{Gid, LinkNameSpaceType, ThreadNameSpaceType, Uid, UnshareFlags};
 
 use super::ProcessError;
 use crate::propagation::Propagation;
@@ -95,6 +95,44 @@ pub fn own_mounts(from_host: Propagation) -> Result<(), ProcessError> {
     unshare(&[Namespace::Mount])?;
     set_root_propagation(from_host)
         .map_err(ProcessError::call("make mounts private in a namespace"))
+}
+
+/// The mount namespace and the root directory of a process that is about to move into a namespace of its own, and may
+/// return.
+#[derive(Debug)]
+pub struct MountsBefore {
+    namespace: OwnedFd,
+    root: OwnedFd,
+}
+
+impl MountsBefore {
+    /// Opens those of this process.
+    ///
+    /// # Errors
+    /// An error of the kernel, such as `ENOENT` without `/proc`.
+    pub fn open() -> Result<Self, ProcessError> {
+        let failed = ProcessError::call("open a mount namespace");
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let namespace = rustix::fs::open("/proc/self/ns/mnt", flags, Mode::empty());
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open("/", flags, Mode::empty());
+        Ok(Self { namespace: namespace.map_err(&failed)?, root: root.map_err(failed)? })
+    }
+
+    /// Moves this process back, and to the root directory that it had, also if that is not the root of the namespace
+    /// (chroot). The mounts of the namespace that it leaves disappear with the last process in it.
+    ///
+    /// # Errors
+    /// An error of the kernel: `EINVAL` if this process has several threads, `EPERM` without `CAP_SYS_ADMIN` and
+    /// `CAP_SYS_CHROOT`.
+    pub fn restore(self) -> Result<(), ProcessError> {
+        let kind = Some(LinkNameSpaceType::Mount);
+        rustix::thread::move_into_link_name_space(self.namespace.as_fd(), kind)
+            .map_err(ProcessError::call("return to a mount namespace"))?;
+        rustix::process::fchdir(&self.root)
+            .and_then(|()| rustix::process::chroot("."))
+            .map_err(ProcessError::call("return to a root directory"))
+    }
 }
 
 /// Sets the propagation of all mounts. Makes only system calls, so it may run between fork and exec.

@@ -436,24 +436,21 @@ impl ContainerShelf {
         }
     }
 
-    /// Returns all containers whose records can be read, in byte order of their ids. [`damaged`](Self::damaged)
-    /// returns the others.
+    /// Returns all containers, in byte order of their ids, also those with damaged records. Reads one file of each.
+    ///
+    /// # Errors
+    /// An error of the disk.
+    pub fn found(&self) -> Result<Vec<FoundContainer>, ContainerError> {
+        Ok(self.see_all()?.into_iter().filter_map(GcContainer::found).collect())
+    }
+
+    /// Returns all containers whose records can be read, in byte order of their ids.
     ///
     /// # Errors
     /// An error of the disk.
     pub fn all(&self) -> Result<Vec<(String, ContainerRecord, Liveness)>, ContainerError> {
         let seen = self.see_all()?.into_iter();
         Ok(seen.filter_map(|it| Some((it.id, it.record.ok()?, it.liveness))).collect())
-    }
-
-    /// Returns the containers with damaged records, and the damage. Their images are unknown.
-    ///
-    /// # Errors
-    /// An error of the disk.
-    pub fn damaged(&self) -> Result<Vec<(String, Liveness, ContainerError)>, ContainerError> {
-        let found = self.see_all()?.into_iter().filter_map(GcContainer::found);
-        let damaged = found.filter_map(|it| Some((it.id, it.liveness, it.record.err()?)));
-        Ok(damaged.collect())
     }
 
     /// Returns the names of living containers, and the states of dead ones. Every start calls this, so it does not

@@ -129,7 +129,16 @@ fn containers_are_alive_while_locked() {
     let damaged = store.containers.get("c1").unwrap().unwrap();
     assert!(matches!(damaged.record, Err(ContainerError::Damaged { .. })));
     assert_eq!(damaged.liveness, Liveness::Alive);
+    // A list has both kinds.
+    let found = store.containers.found().unwrap();
+    assert!(matches!(
+        &found[..],
+        [crate::FoundContainer { record: Err(ContainerError::Damaged { .. }), .. }]
+    ));
+    assert_eq!(found[0].id, "c1");
+    assert!(store.containers.all().unwrap().is_empty());
     std::fs::write(&path, sound).unwrap();
+    assert_eq!(store.containers.found().unwrap()[0].record.as_ref().unwrap(), &record);
     assert_eq!(store.containers.image_of("c1"), Some(image));
     assert!(
         store.containers.get("c2").unwrap().is_none()

@@ -1,5 +1,6 @@
 //! Containers from start to end.
 
+mod at_rest;
 pub(super) mod codes;
 pub(super) mod commit;
 pub(super) mod containers;

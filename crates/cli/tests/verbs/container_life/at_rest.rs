@@ -1,0 +1,90 @@
+//! What is left of a container's start while the container runs in the background. Needs root.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
+
+use crate::Place;
+use crate::container_life::containers::{Rm, start};
+use crate::container_life::runs::{in_own_mounts, place, runtimes, wait_for};
+
+/// Returns the directory in `/proc` of the process that watches a container.
+fn monitor(place: &Place, name: &str) -> PathBuf {
+    let state = fs::read(place.path(&format!("store/containers/{name}/state.json"))).unwrap();
+    let state: serde_json::Value = serde_json::from_slice(&state).unwrap();
+    format!("/proc/{}", state["monitor"]).into()
+}
+
+#[test]
+fn a_monitor_has_one_thread_and_no_mounts_of_its_own() {
+    let Some(place) = place() else { return };
+    for runtime in runtimes() {
+        for writable in ["memory", "dir", "self", "none"] {
+            let name = format!("rests-{runtime}-{writable}");
+            let _guard = Rm(&place, &name);
+            let options = ["--name", &name, "--runtime", runtime, "--writable", writable];
+            start(&place, &options, "echo said; exec sleep 1000");
+            let monitor = monitor(&place, &name);
+            let namespace = |of: &str| fs::read_link(format!("{of}/ns/mnt")).unwrap();
+            let ours = namespace("/proc/self");
+            let its = monitor.display().to_string();
+            // It reports the start before.
+            wait_for("its return to its caller's mounts", || namespace(&its) == ours);
+            assert_eq!(fs::read_link(monitor.join("root")).unwrap(), PathBuf::from("/"));
+            let threads = || fs::read_dir(monitor.join("task")).unwrap().count();
+            wait_for("the output", || place.out(&format!("logs {name}")) == "said\n");
+            wait_for("the end of the thread for the output", || threads() == 1);
+            // Without these mounts, the container has its root, and other commands find its changes.
+            assert_eq!(place.out(&format!("exec {name} cat /etc/short")), "short\n", "{name}");
+            if writable != "none" {
+                place.out(&format!("exec {name} sh -c :>/tmp/new"));
+                let diff = place.run(&format!("diff {name}"));
+                assert!(diff.out.contains("/tmp/new"), "{name}: {} {}", diff.out, diff.err);
+            }
+            place.out(&format!("stop --time 0 {name}"));
+            assert_eq!(place.run(&format!("wait {name}")).out, "137\n", "{name}");
+        }
+    }
+}
+
+/// The mount is private, so that an unmount does not reach copies of the namespace.
+#[test]
+fn a_disk_that_the_caller_unmounts_is_free() {
+    let Some(place) = place() else { return };
+    let (name, source) = ("frees", format!("quire-frees-{}", std::process::id()));
+    let _guard = Rm(&place, name);
+    let script = format!("mkdir disk && mount -t tmpfs {source} disk && \"$@\" && umount disk");
+    let run = ["run", "--quiet", "--detach", "--name", name, "a", "sleep", "1000"];
+    let Some(ran) = in_own_mounts(&place, &script, &run) else { return };
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let is_busy = || {
+        let processes = fs::read_dir("/proc").unwrap().flatten();
+        let mut mounts =
+            processes.filter_map(|it| fs::read_to_string(it.path().join("mountinfo")).ok());
+        mounts.any(|it| it.contains(&source))
+    };
+    wait_for("the end of the last copy", || !is_busy());
+    assert!(monitor(&place, name).exists());
+}
+
+/// Each would be an inode and a block of the disk, for each container.
+#[test]
+fn mount_points_are_not_on_the_disk() {
+    let Some(place) = place() else { return };
+    let _guard = Rm(&place, "small");
+    start(&place, &["--name", "small", "--writable", "memory"], "sleep 1000");
+    let folder = place.path("store/containers/small");
+    let entries = fs::read_dir(&folder).unwrap().map(Result::unwrap);
+    let directories = entries.filter(|it| it.file_type().unwrap().is_dir());
+    let names = directories.map(|it| it.file_name().into_string().unwrap());
+    // crun makes the other directory where it would make a cgroup.
+    let names: Vec<_> = names.filter(|it| !it.starts_with("quire-small-")).collect();
+    assert_eq!(names, ["runtime"]);
+    // The files with names are on a file system with one size for all of them.
+    let device = |path: &str| {
+        let pid = fs::read_to_string(folder.join("container.pid")).unwrap();
+        fs::metadata(format!("/proc/{}/root{path}", pid.trim())).unwrap().dev()
+    };
+    assert_eq!(device("/etc/hosts"), device("/etc/hostname"));
+    assert_ne!(device("/etc/hosts"), device("/"));
+}

@@ -1,0 +1,234 @@
+//! Makes a process small that has done much work and then waits for a long time. A host may have thousands of these.
+//!
+//! [`shrink`] gives back what is not needed at the moment. [`Waiter`] also gives back what is needed after the wait.
+#![expect(unsafe_code, reason = "memory is given back by its addresses")]
+
+use std::ops::Range;
+use std::time::Duration;
+
+use rustix::event::{PollFd, Timespec};
+use rustix::io::Errno;
+use rustix::mm::Advice;
+
+use super::constants::Constants;
+use super::daemonize::is_alone;
+use super::trim_heap;
+
+/// How long a process expects to wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patience {
+    /// For a moment, or while a user waits as well.
+    Short,
+    /// Perhaps for days.
+    Long,
+}
+
+/// Time without an event after which a process gives back what it needs for the next one.
+const QUIET: Duration = Duration::from_secs(2);
+
+/// The longest interval of the question whether this process still has another thread.
+const RARELY: Duration = Duration::from_secs(3600);
+
+/// Waits for descriptors, and keeps this process small during long waits.
+#[derive(Debug)]
+pub(super) struct Waiter {
+    patience: Patience,
+    /// Time until the next question.
+    pause: Duration,
+    /// What is found once.
+    constants: Option<Option<Constants>>,
+}
+
+impl Waiter {
+    pub(super) const fn new(patience: Patience) -> Self {
+        Self { patience, pause: QUIET, constants: None }
+    }
+
+    /// Waits like poll(2), or less: without an event, it may return before the timeout.
+    pub(super) fn poll(
+        &mut self,
+        fds: &mut [PollFd<'_>],
+        timeout: Option<Duration>,
+    ) -> Result<usize, Errno> {
+        let is_long = timeout.is_none_or(|it| it > self.pause);
+        if self.patience == Patience::Short || !is_long {
+            return poll(fds, timeout);
+        }
+        let ready = poll(fds, Some(self.pause))?;
+        if ready > 0 {
+            self.pause = QUIET;
+            return Ok(ready);
+        }
+        // A thread needs the constants. It may end without an event.
+        if !is_alone() {
+            self.pause = self.pause.saturating_mul(2).min(RARELY);
+            return Ok(0);
+        }
+        let rest = timeout.map(|it| it.saturating_sub(self.pause));
+        self.pause = QUIET;
+        let constants = self.constants.get_or_insert_with(Constants::find);
+        shrink();
+        match constants {
+            Some(constants) => constants.poll(fds, rest.and_then(timespec).as_ref()),
+            None => poll(fds, rest),
+        }
+    }
+}
+
+fn poll(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> Result<usize, Errno> {
+    rustix::event::poll(fds, timeout.and_then(timespec).as_ref())
+}
+
+/// A time that is too long for the kernel is no limit.
+fn timespec(time: Duration) -> Option<Timespec> {
+    Timespec::try_from(time).ok()
+}
+
+/// Space below the current frame that is kept, in bytes: more than the red zone and the frames of these functions.
+const KEPT: usize = 16 << 10;
+
+/// Returns memory to the kernel that this process does not need while it waits: whole free pages of the heap, the stack
+/// below the caller's frames, and the pages of its program's files that it can read again. The last also frees page
+/// tables, which are the larger part of the kernel's memory for a small process (since Linux 6.14).
+///
+/// Call it from the main thread; in another one it does not touch the stack. Without `/proc`, it frees only heap.
+pub fn shrink() {
+    let mappings = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
+    let here = std::ptr::from_ref(&mappings).addr();
+    let (stack, files) = (unused_stack(&mappings, here), unchanged_files(&mappings));
+    drop(mappings);
+    trim_heap();
+    if let Some(stack) = stack {
+        // SAFETY: nothing lives below the stack pointer and its red zone, and the range ends far below them.
+        unsafe { give_back(&stack) };
+    }
+    for file in files {
+        // SAFETY: the mapping is read-only and has no changed page, so the kernel reads the same bytes again.
+        unsafe { give_back(&file) };
+    }
+}
+
+/// # Safety
+/// The bytes in the range must not be needed, or be the same when the kernel reads them again.
+unsafe fn give_back(range: &Range<usize>) {
+    let start = std::ptr::with_exposed_provenance_mut(range.start);
+    // A range that cannot be given back is kept.
+    // SAFETY: the caller guarantees that no byte changes that is needed.
+    let _kept = unsafe { rustix::mm::madvise(start, range.len(), Advice::LinuxDontNeed) };
+}
+
+/// Returns the part of the main thread's stack that is below its frames. `here` is an address in the current frame.
+fn unused_stack(smaps: &str, here: usize) -> Option<Range<usize>> {
+    let page = rustix::param::page_size();
+    let stack = mappings(smaps).find(|it| it.name == "[stack]")?.range;
+    let end = here.checked_sub(KEPT)? / page * page;
+    (stack.contains(&here) && stack.start < end).then_some(stack.start..end)
+}
+
+/// Returns the mappings of files that this process cannot write to and has not changed. Relocated constants of a
+/// program are changed pages that look the same otherwise.
+fn unchanged_files(smaps: &str) -> Vec<Range<usize>> {
+    let files = mappings(smaps).filter(|it| {
+        it.name.starts_with('/')
+            && it.rights.starts_with('r')
+            && it.rights.ends_with('p')
+            && !it.rights.contains('w')
+            && it.changed == Some(0)
+    });
+    files.map(|it| it.range).collect()
+}
+
+/// A mapping as the kernel lists it. Source: proc_pid_smaps(5).
+struct Mapping<'a> {
+    range: Range<usize>,
+    /// Such as `r-xp`.
+    rights: &'a str,
+    /// Path of the file; empty for memory.
+    name: &'a str,
+    /// Changed pages, in kB. `None` if the kernel does not show them.
+    changed: Option<u64>,
+}
+
+fn mappings(smaps: &str) -> impl Iterator<Item = Mapping<'_>> {
+    let mut lines = smaps.lines().peekable();
+    std::iter::from_fn(move || {
+        let mapping = lines.find_map(mapping)?;
+        let mut changed = None;
+        while let Some(line) = lines.next_if(|it| self::mapping(it).is_none()) {
+            if let Some(size) = line.strip_prefix("Anonymous:") {
+                changed = size.trim().strip_suffix(" kB").and_then(|it| it.parse().ok());
+            }
+        }
+        Some(Mapping { changed, ..mapping })
+    })
+}
+
+/// Parses the first line of a mapping. Returns `None` for the lines with its fields.
+fn mapping(line: &str) -> Option<Mapping<'_>> {
+    let mut words = line.splitn(6, ' ');
+    let (start, end) = words.next()?.split_once('-')?;
+    let number = |text| usize::from_str_radix(text, 16).ok();
+    let range = number(start)?..number(end)?;
+    let rights = words.next().filter(|it| it.len() == 4)?;
+    let name = words.nth(3).unwrap_or_default().trim_start();
+    Some(Mapping { range, rights, name, changed: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As `cat` shows it on Linux 6.18, with some lines left out.
+    const SMAPS: &str = "\
+555555554000-555555560000 r--p 00000000 fe:00 123                        /usr/bin/a program
+Size:                 48 kB
+Anonymous:             0 kB
+VmFlags: rd mr mw me sd
+555555560000-555555570000 r-xp 0000c000 fe:00 123                        /usr/bin/a program
+Anonymous:             0 kB
+555555570000-555555578000 r--p 0001c000 fe:00 123                        /usr/bin/a program
+Anonymous:            32 kB
+555555578000-555555579000 rw-p 00024000 fe:00 123                        /usr/bin/a program
+Anonymous:             0 kB
+555555580000-5555555a1000 rw-p 00000000 00:00 0                          [heap]
+Anonymous:           132 kB
+7ffff7d00000-7ffff7d10000 r--s 00000000 fe:00 124                        /shared
+Anonymous:             0 kB
+7ffff7d20000-7ffff7d30000 ---p 00000000 fe:00 125                        /guard
+Anonymous:             0 kB
+7ffff7d40000-7ffff7d50000 r--p 00000000 fe:00 126                        /old kernel
+7ffff7ff0000-7ffff7ff2000 r-xp 00000000 00:00 0                          [vdso]
+Anonymous:             0 kB
+7ffffff00000-7fffffff0000 rw-p 00000000 00:00 0                          [stack]
+Anonymous:            96 kB
+";
+
+    #[test]
+    fn only_what_can_be_read_again_is_given_back() {
+        let expect = [0x5555_5555_4000..0x5555_5556_0000, 0x5555_5556_0000..0x5555_5557_0000];
+        assert_eq!(unchanged_files(SMAPS), expect);
+        assert_eq!(unchanged_files(""), []);
+        let stack = |here| unused_stack(SMAPS, here);
+        let page = rustix::param::page_size();
+        assert_eq!(
+            stack(0x7fff_fffe_1234),
+            Some(0x7fff_fff0_0000..0x7fff_fffe_1234_usize.saturating_sub(KEPT) / page * page)
+        );
+        // Another thread's stack, and a stack that is in use as a whole.
+        for here in [0x7fff_f7d0_0000, 0x7fff_fff0_1000, 0x7fff_ffff_0000, 0] {
+            assert_eq!(stack(here), None, "{here:x}");
+        }
+    }
+
+    #[test]
+    fn what_is_given_back_can_be_used() {
+        // Text, constants, relocated constants and data of this program.
+        let texts = ["text", "other"].map(str::to_owned);
+        shrink();
+        let error: Box<dyn std::error::Error> = texts[0].clone().into();
+        assert_eq!(format!("{error} {}", texts[1]), "text other");
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        assert!(mappings(&smaps).any(|it| it.name == "[stack]"));
+        assert!(!unchanged_files(&smaps).is_empty());
+    }
+}
