@@ -31,7 +31,7 @@ pub(crate) use list::ListFile;
 pub(crate) use new_file::NewFile;
 pub(crate) use placed::PlacedFile;
 pub(crate) use punch::ToPunch;
-pub(crate) use room::Room;
+pub use room::DiskRoom;
 
 /// A failed operation on a file or directory of the store.
 #[derive(Debug, thiserror::Error)]
@@ -104,7 +104,7 @@ pub(crate) struct Directory {
     path: PathBuf,
     trace: Trace,
     /// Limit on disk space for files that are written in the directory; `None` means no limit.
-    room: Option<Room>,
+    room: Option<DiskRoom>,
     /// Shared by all directories of an open store.
     deferral: Deferral,
 }
@@ -167,13 +167,13 @@ impl Directory {
     }
 
     /// Applies `room` to files that are created in the directory from now on.
-    pub(crate) fn leave(&mut self, room: Room) {
+    pub(crate) fn leave(&mut self, room: DiskRoom) {
         self.room = Some(room);
     }
 
     /// Returns a limit for the file system of this directory.
-    pub(crate) fn new_room(&self) -> Result<Room, DiskError> {
-        Room::from_fd(self.fd.as_fd()).map_err(|error| self.failed("examine", "", error))
+    pub(crate) fn new_room(&self) -> Result<DiskRoom, DiskError> {
+        DiskRoom::from_fd(self.fd.as_fd()).map_err(|error| self.failed("examine", "", error))
     }
 
     /// Changes the path for error messages after a rename.

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
-use crate::disk::{Directory, DiskError, Room};
+use crate::disk::{Directory, DiskError, DiskRoom};
 use crate::give_up::GiveUp;
 
 /// Prefix of the names of work directories: `work-PID-NUMBER`.
@@ -33,7 +33,7 @@ static NEXT: AtomicU64 = AtomicU64::new(0);
 pub(crate) struct Tmp {
     directory: Directory,
     /// Limit on disk space for all imports of this process.
-    room: OnceLock<Room>,
+    room: OnceLock<DiskRoom>,
 }
 
 impl Deref for Tmp {
@@ -49,7 +49,7 @@ impl Tmp {
         Self { directory, room: OnceLock::new() }
     }
 
-    pub(crate) fn room(&self) -> Result<Room, DiskError> {
+    pub(crate) fn room(&self) -> Result<DiskRoom, DiskError> {
         if let Some(room) = self.room.get() {
             return Ok(room.clone());
         }
@@ -170,7 +170,7 @@ impl Workspace {
     }
 
     /// Limits the disk space of files in the directory by `room`.
-    pub(crate) fn leaving(mut self, room: Room) -> Self {
+    pub(crate) fn leaving(mut self, room: DiskRoom) -> Self {
         self.directory.leave(room);
         self
     }

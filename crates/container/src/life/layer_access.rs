@@ -1,6 +1,7 @@
-//! Reads a container's changes against its image: while it runs (paused if the caller wants), or after its end.
+//! Reads a container's changes against its image: while it runs, from a copy that is made like a snapshot's, or after
+//! its end.
 
-use std::io::{PipeReader, Write};
+use std::io::{self, ErrorKind, PipeReader, Write};
 use std::os::fd::AsFd as _;
 use std::sync::atomic::AtomicBool;
 
@@ -14,7 +15,7 @@ use store::{
 use crate::bundle::spec::RuntimeSpec;
 use crate::changes::{self, ChangesError, Owners, Report, Upper};
 use crate::life::background;
-use crate::life::cgroup::pause::{PauseError, Paused, pause};
+use crate::life::cgroup::pause::{PauseError, Paused, freeze};
 use crate::life::lookup::{KnownContainer, KnownError, find_at_rest, find_container};
 use crate::life::writable_layer::Changes;
 use crate::snapshot::Share;
@@ -27,7 +28,8 @@ pub struct LookedContainer {
     /// Image of the container, which is protected from `gc`.
     pub image: OpenImage,
     pub tree: Tree,
-    /// The pause, until the changes are read; `None` if the container is not paused.
+    /// The pause, until the changes are read; `None` if the container is not paused, because it has ended, or its
+    /// changes were copied.
     pub paused: Option<Paused>,
     ids: Owners,
     changes: Changes,
@@ -38,7 +40,8 @@ pub struct LookedContainer {
 /// Whether a running container is paused while its changes are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Meanwhile {
-    /// The container is paused.
+    /// The changes are copied, and the container is frozen for the second copy. If there is no space for a copy, the
+    /// container is frozen until its changes are read.
     Stands,
     /// The container keeps running. A file that changes during the read is an error.
     GoesOn,
@@ -89,8 +92,8 @@ pub enum LookError {
 /// contains its image. `now` returns the time, in seconds since 1970. This process must have only one thread while
 /// `work` runs nothing, because it forks a child that resumes a paused container.
 ///
-/// A running container is paused until the changes are read. If it was made from a snapshot, its changes are copied
-/// first, to be merged with those of the snapshots, and it is frozen only for a moment.
+/// The changes of a running container are copied into the store `store`, in a directory without a name that ends with
+/// the result.
 pub fn look(
     store: &Store,
     images: &Store,
@@ -117,20 +120,25 @@ pub fn look(
         None => Vec::new(),
     };
     let (changes, paused) = match &lock {
-        None if meanwhile == Meanwhile::Stands && !chain.is_empty() => {
-            (copy(store, &found, work)?, None)
+        None if meanwhile == Meanwhile::GoesOn && !chain.is_empty() => {
+            return Err(LookError::Moving(found.id.clone()));
         }
-        None => {
-            let changes = Changes::of_running(&found.folder).map_err(failed)?;
-            let paused = match meanwhile {
-                Meanwhile::GoesOn if !chain.is_empty() => {
-                    return Err(LookError::Moving(found.id.clone()));
-                }
-                Meanwhile::GoesOn => None,
-                Meanwhile::Stands => stand(store, &found)?,
-            };
-            (changes, paused)
+        None if meanwhile == Meanwhile::GoesOn => {
+            (Changes::of_running(&found.folder).map_err(failed)?, None)
         }
+        None => match copy(store, &found, work) {
+            // A merge with the snapshots below needs space for the names, so it would fail as well.
+            Err(error) if chain.is_empty() && cannot_hold_copy(&error) => {
+                let id = &found.id;
+                tracing::debug!(
+                    id,
+                    "no space for a copy of the changes: frozen while they are read"
+                );
+                let changes = Changes::of_running(&found.folder).map_err(failed)?;
+                (changes, stand(store, &found)?)
+            }
+            copied => (copied?, None),
+        },
         Some(lock) => {
             // The monitor may have been killed, with or without the container.
             background::bury(lock, now())
@@ -150,6 +158,24 @@ pub fn look(
     Ok(LookedContainer { tree, ids, changes, paused, _lock: lock, image, found })
 }
 
+/// Whether the reason of an error is that the store's disk has no space for a copy, or is read-only.
+fn cannot_hold_copy(error: &LookError) -> bool {
+    let mut cause: Option<&dyn std::error::Error> = Some(error);
+    while let Some(it) = cause {
+        if let Some(io) = it.downcast_ref::<io::Error>() {
+            return matches!(
+                io.kind(),
+                ErrorKind::StorageFull
+                    | ErrorKind::QuotaExceeded
+                    | ErrorKind::FileTooLarge
+                    | ErrorKind::ReadOnlyFilesystem
+            );
+        }
+        cause = it.source();
+    }
+    false
+}
+
 /// Copies the changes of a running container.
 fn copy(store: &Store, found: &KnownContainer, work: &LongWork<'_>) -> Result<Changes, LookError> {
     let draft = store.container_snapshots.draft()?;
@@ -161,16 +187,12 @@ fn copy(store: &Store, found: &KnownContainer, work: &LongWork<'_>) -> Result<Ch
     }
 }
 
-/// Pauses a container. Returns `None` if it has ended.
+/// Freezes a container. Returns `None` if it has ended.
 fn stand(store: &Store, found: &KnownContainer) -> Result<Option<Paused>, LookError> {
-    match pause(&found.folder, &found.id) {
+    match freeze(&found.folder, &found.id) {
         Ok(paused) => Ok(Some(paused)),
         // The upper directory is already open, and does not change any more.
-        Err(PauseError::Refused | PauseError::Unasked(_))
-            if !find_container(store, &found.id).is_ok_and(|it| it.is_watched()) =>
-        {
-            Ok(None)
-        }
+        Err(_) if !find_container(store, &found.id).is_ok_and(|it| it.is_watched()) => Ok(None),
         Err(source) => Err(LookError::Pause { id: found.id.clone(), source }),
     }
 }

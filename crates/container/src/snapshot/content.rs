@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
+use store::DiskRoom;
 
 /// Why the copy of an entry ended early.
 #[derive(Debug, Clone, Copy)]
@@ -35,6 +36,8 @@ const KERNEL_MIN: u64 = 1 << 16;
 #[derive(Debug)]
 pub(super) struct ByteCopier<'a> {
     cancel: &'a AtomicBool,
+    /// Keeps some space free, so that other programs, which include the container, do not find the disk full.
+    room: DiskRoom,
     /// Buffers of [`PIECE`] bytes, which are made when they are needed.
     buffers: [Vec<u8>; 2],
     can_share: bool,
@@ -42,8 +45,20 @@ pub(super) struct ByteCopier<'a> {
 }
 
 impl<'a> ByteCopier<'a> {
-    pub(super) fn new(cancel: &'a AtomicBool) -> Self {
-        Self { cancel, buffers: [Vec::new(), Vec::new()], can_share: true, can_copy: true }
+    /// `to` is a directory on the file system of the copies.
+    pub(super) fn new(cancel: &'a AtomicBool, to: BorrowedFd<'_>) -> Result<Self, Errno> {
+        let room = DiskRoom::from_fd(to);
+        let room = room.map_err(|it| Errno::from_io_error(&it).unwrap_or(Errno::IO))?;
+        let buffers = [Vec::new(), Vec::new()];
+        Ok(Self { cancel, room, buffers, can_share: true, can_copy: true })
+    }
+
+    /// Checks that there is space for a copy of `bytes` bytes.
+    fn take_room(&self, bytes: u64) -> Result<(), CopyStop> {
+        let failed = CopyStop::at("write the copy of");
+        self.room
+            .take(bytes)
+            .map_err(|it| failed(Errno::from_io_error(&it).unwrap_or(Errno::NOSPC)))
     }
 
     pub(super) fn go_on(&self) -> Result<(), CopyStop> {
@@ -130,6 +145,7 @@ impl<'a> ByteCopier<'a> {
             if self.can_copy && end - at >= KERNEL_MIN {
                 let (mut read_at, mut write_at) = (at, at);
                 let length = usize::try_from((end - at).min(KERNEL_PIECE)).unwrap_or(PIECE);
+                self.take_room(length as u64)?;
                 match rustix::fs::copy_file_range(
                     from,
                     Some(&mut read_at),
@@ -155,9 +171,11 @@ impl<'a> ByteCopier<'a> {
                     Err(errno) => return Err(CopyStop::Kernel("copy", errno)),
                 }
             }
+            let length = piece(end - at);
+            self.take_room(length as u64)?;
             let [buffer, _] = &mut self.buffers;
             buffer.resize(PIECE, 0);
-            let part = buffer.get_mut(..piece(end - at)).unwrap_or_default();
+            let part = buffer.get_mut(..length).unwrap_or_default();
             let count = kernel::files::read_full(from, part, at).map_err(CopyStop::at("read"))?;
             if count == 0 {
                 break;

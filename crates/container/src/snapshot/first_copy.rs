@@ -55,12 +55,13 @@ pub fn first_copy<'a>(
     let from = open_directory(from).map_err(failed("open"))?;
     let to = open_directory(to).map_err(failed("open the copy of"))?;
     inherit_nothing(to.as_fd()).map_err(failed("remove the ACL of the copy of"))?;
+    let content = ByteCopier::new(cancel, to.as_fd()).map_err(failed("open the copy of"))?;
     // Dirty pages would otherwise be written file by file.
     rustix::fs::syncfs(&from).map_err(failed("write back"))?;
     let mut copy = FirstCopy {
         from,
         to,
-        copier: Copier::new(ByteCopier::new(cancel)),
+        copier: Copier::new(content),
         index: CopyIndex::new(),
         tally: Tally::default(),
         links: HashMap::new(),

@@ -170,12 +170,13 @@ pub fn merge(
     let layers = layers.iter().map(open_directory).collect::<Result<Vec<_>, _>>();
     let to = open_directory(to).map_err(failed("open the copy of"))?;
     inherit_nothing(to.as_fd()).map_err(failed("remove the ACL of the copy of"))?;
+    let content = ByteCopier::new(cancel, to.as_fd()).map_err(failed("open the copy of"))?;
     let mut merger = Merger {
         layers: layers.map_err(failed("open"))?,
         to,
         how,
         namespace,
-        copier: Copier::new(ByteCopier::new(cancel)),
+        copier: Copier::new(content),
         index: CopyIndex::new(),
         tally: Tally::default(),
         links: HashMap::new(),

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use rustix::fs::Mode;
 use rustix::io::Errno;
 
-use super::{Change, DiskError, Room, Trace, length};
+use super::{Change, DiskError, DiskRoom, Trace, length};
 
 /// Size and alignment of holes, in bytes: a run of zeros of this length becomes a hole. This is the largest page or
 /// block size of most systems. Shorter holes would need more space in the file system's tables than they save.
@@ -26,7 +26,7 @@ pub(crate) struct NewFile {
     /// Mode of the file when it is published.
     pub(super) mode: Mode,
     pub(super) trace: Trace,
-    pub(super) room: Option<Room>,
+    pub(super) room: Option<DiskRoom>,
 }
 
 impl NewFile {

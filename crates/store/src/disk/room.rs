@@ -1,4 +1,4 @@
-//! Disk space that imports leave free for other programs.
+//! Disk space that imports and copies leave free for other programs.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -19,10 +19,10 @@ const LEFT_MAX: u64 = 64 << 20;
 /// blocks both as reserved and as allocated, for up to an extent of 128 MiB.
 const LOOKS: u32 = 8;
 
-/// Checks a file system's free space before an import writes its first byte, and at least every [`STEP`] bytes. So the
+/// Checks a file system's free space before an import or a copy writes its first byte, and at least every 32 MiB. So an
 /// import of an image that is larger than the free space fails before the disk is full for other programs.
 #[derive(Debug, Clone)]
-pub(crate) struct Room(Arc<Inner>);
+pub struct DiskRoom(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -41,8 +41,12 @@ struct Tight {
     kept: u64,
 }
 
-impl Room {
-    pub(crate) fn from_fd(place: BorrowedFd<'_>) -> io::Result<Self> {
+impl DiskRoom {
+    /// Returns the room of the file system that has this file or directory.
+    ///
+    /// # Errors
+    /// If the descriptor cannot be duplicated.
+    pub fn from_fd(place: BorrowedFd<'_>) -> io::Result<Self> {
         Ok(Self(Arc::new(Inner { place: place.try_clone_to_owned()?, left: AtomicU64::new(0) })))
     }
 
@@ -50,7 +54,7 @@ impl Room {
     ///
     /// # Errors
     /// [`StorageFull`](io::ErrorKind::StorageFull) if too little space would stay free.
-    pub(crate) fn take(&self, bytes: u64) -> io::Result<()> {
+    pub fn take(&self, bytes: u64) -> io::Result<()> {
         let Inner { place, left } = &*self.0;
         let bytes = bytes.max(BLOCK);
         let take = |left: u64| left.checked_sub(bytes);
@@ -117,7 +121,7 @@ mod tests {
     #[test]
     fn many_small_files_count_by_their_blocks() {
         let file = tempfile::tempfile().unwrap();
-        let room = Room::from_fd(file.as_fd()).unwrap();
+        let room = DiskRoom::from_fd(file.as_fd()).unwrap();
         room.take(1).unwrap();
         assert_eq!(room.0.left.load(Ordering::Relaxed), STEP);
         for _ in 0..10 {

@@ -33,7 +33,7 @@ use super::refs::Seconds;
 use super::{Checked, Listing};
 use crate::check::check_error;
 use crate::check::check_error::FsckError;
-use crate::disk::{Directory, DiskError, Room, length, on_disk};
+use crate::disk::{Directory, DiskError, DiskRoom, length, on_disk};
 use crate::record::{self, RECORD_MAX, RecordError};
 use crate::staging::Tmp;
 use image::digest::Digest;
@@ -56,7 +56,7 @@ pub struct PartialBlob<'s> {
     digest: Digest,
     file: File,
     length: u64,
-    room: Room,
+    room: DiskRoom,
 }
 
 /// The lock of [`DownloadShelf::lock_signatures`].

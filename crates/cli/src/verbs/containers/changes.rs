@@ -194,12 +194,12 @@ pub(crate) fn preview(
     })?;
     let paused = looked.paused.take();
     let algorithm = store.algorithm();
-    // A signal may end this process at any time, because it stores no data, and because the child process of `paused`
-    // then resumes the container.
-    let never = AtomicBool::new(false);
-    let (report, trees) = looked.through(&store, paused, &never, |tar| -> anyhow::Result<_> {
-        Ok(transfer::import::preview(&looked.tree, tar, algorithm)?)
-    })?;
+    let cancel = AtomicBool::new(false);
+    let (report, trees) = until_signal(&cancel, || {
+        looked.through(&store, paused, &cancel, |tar| -> anyhow::Result<_> {
+            Ok(transfer::import::preview(&looked.tree, tar, algorithm)?)
+        })
+    })??;
     tell_skipped(context, &report);
     Ok(trees)
 }

@@ -33,7 +33,7 @@ pub(crate) struct Commit {
     /// USER, VOLUME or WORKDIR
     #[arg(short, long, value_name = "LINE")]
     pub(crate) change: Vec<Change>,
-    /// Do not pause a running container; a file that changes during the commit is an error
+    /// Do not freeze a running container; a file that changes during the commit is an error
     #[arg(long)]
     pub(crate) no_pause: bool,
 }
@@ -42,8 +42,8 @@ impl VerbArgs for Commit {
     const NAME: &'static str = "commit";
     const ABOUT: &'static str = "Make an image from a container and its changes";
     const DETAILS: &'static str = "The new image is the container's image with one more layer, \
-        and runs the same way unless --change states otherwise. Quire pauses a running container for \
-        this time. An ended container can be committed until `rm` removes it, except that data \
+        and runs the same way unless --change states otherwise. Quire copies the changes of a \
+        running container while it runs, and freezes it for a moment, in which it copies later changes. An ended container can be committed until `rm` removes it, except that data \
         written with --writable memory is lost when the container ends.";
     const EXAMPLES: &'static str =
         "quire commit -m 'configured' --change 'CMD [\"app\"]' web app:2";

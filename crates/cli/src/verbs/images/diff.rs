@@ -25,7 +25,7 @@ pub(crate) struct Diff {
     pub(crate) old: OsString,
     /// The other side, in the same form; without it, a container is compared with its image
     pub(crate) new: Option<OsString>,
-    /// Do not pause a running container; a file that changes during the comparison is an error
+    /// Do not freeze a running container; a file that changes during the comparison is an error
     #[arg(long, conflicts_with = "new")]
     pub(crate) no_pause: bool,
 }

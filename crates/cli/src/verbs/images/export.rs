@@ -58,7 +58,7 @@ pub(crate) struct Export {
     /// Leave out and list sockets, and other files that a tar cannot hold
     #[arg(long)]
     pub(crate) skip_unsupported: bool,
-    /// With changes:FILE, do not pause a running container; a file that changes during the export is an error
+    /// With changes:FILE, do not freeze a running container; a file that changes during the export is an error
     #[arg(long)]
     pub(crate) no_pause: bool,
     /// With erofs:FILE or disk:FILE, store the data of each file in whole pages, so that a virtual machine can map it
@@ -107,7 +107,8 @@ impl VerbArgs for Export {
         devices need. For other disks, `--dax` only makes the image larger, and with `--verity` it is an error, \
         because dm-verity cannot map disks.\n\n\
         `changes:FILE` is the tar of a container's changes: the layer that `quire commit` would add to its image. \
-        Quire pauses a running container while it reads the changes.";
+        Quire copies the changes of a running container as `quire snapshot` does, so the container is frozen only for a \
+        moment.";
     const EXAMPLES: &'static str = "quire export app oci:./layout\n  quire export app erofs:app.erofs\n  quire export app tar:- | tar t\n  quire export web changes:changes.tar\n  quire export app disk:app.disk --verity";
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {

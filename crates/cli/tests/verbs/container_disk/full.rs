@@ -73,19 +73,22 @@ impl Small {
     }
 }
 
-fn free(disk: &Path) -> u64 {
+pub(crate) fn free(disk: &Path) -> u64 {
     let numbers = statvfs(disk).unwrap();
     numbers.f_bavail * numbers.f_frsize
 }
 
 /// Allocates this amount of a disk, or all free space if there is less.
-fn fill(disk: &Path, name: &str, bytes: u64) {
+pub(crate) fn fill(disk: &Path, name: &str, bytes: u64) {
     let file = File::create(disk.join(name)).unwrap();
-    let (mut rest, mut position) = (bytes, 0);
-    while rest >= 4096 {
-        match fallocate(&file, FallocateFlags::empty(), position, rest) {
-            Ok(()) => position += rest,
-            Err(_) => rest /= 2,
+    let (mut piece, mut position) = (bytes, 0);
+    while piece >= 4096 {
+        match fallocate(&file, FallocateFlags::empty(), position, piece) {
+            Ok(()) => {
+                position += piece;
+                piece = piece.min(bytes - position);
+            }
+            Err(_) => piece /= 2,
         }
     }
 }

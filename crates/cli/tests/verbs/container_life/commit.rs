@@ -1,10 +1,9 @@
 //! `commit`, `export changes:`, and `diff` of a container. Needs root.
 
 use std::fs;
-use std::io::Write as _;
 use std::os::unix::fs::{FileExt as _, chown, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -13,7 +12,7 @@ use crate::container_disk::full::break_promise;
 use crate::container_disk::writable::{has, is_clean, loop_devices, plain_ext4, run};
 use crate::container_life::runs::{mounts, runtimes, wait_for};
 use crate::mounting::mounts::Unmount;
-use crate::{Place, Ran, add_programs, is_root};
+use crate::{Place, add_programs, is_root};
 
 pub(crate) fn python(arguments: &[&str]) -> String {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/verbs/container_life/commit.py");
@@ -66,10 +65,10 @@ pub(crate) fn tar(arguments: &[&str]) {
 }
 
 /// A container that waits until it is dropped.
-struct Waiting<'a>(&'a Place, String);
+pub(super) struct Waiting<'a>(&'a Place, pub(super) String);
 
 impl<'a> Waiting<'a> {
-    fn start(place: &'a Place, name: &str, options: &[&str], image: &str) -> Self {
+    pub(super) fn start(place: &'a Place, name: &str, options: &[&str], image: &str) -> Self {
         let before = ["run", "--quiet", "-d", "--name", name, "-u", "0"];
         let after = [image, "--", "sh", "-c", SLEEP];
         let ran = place.run_each(&[&before, options, &after].concat());
@@ -78,14 +77,14 @@ impl<'a> Waiting<'a> {
     }
 
     /// Returns the path of the container's root on the host.
-    fn root(&self) -> PathBuf {
+    pub(super) fn root(&self) -> PathBuf {
         let state = self.0.path(&format!("store/containers/{}/state.json", self.1));
         let state: Value = serde_json::from_slice(&fs::read(state).unwrap()).unwrap();
         PathBuf::from(format!("/proc/{}/root", state["pid"]))
     }
 
     /// Returns whether the container is paused.
-    fn is_paused(&self) -> bool {
+    pub(super) fn is_paused(&self) -> bool {
         let is_not = |cgroup: &str, file: &str, text: &str| {
             fs::read_to_string(format!("{cgroup}/{file}")).is_ok_and(|it| it.trim() != text)
         };
@@ -305,141 +304,6 @@ fn a_build_step_ends_and_is_committed_with_another_command() {
         ]
     );
     assert_eq!(place.run("diff step:/made").out, "+ /made\n");
-}
-
-/// Starts an export of changes to a pipe that is not read yet. It blocks in the middle of a file whose name sorts
-/// first.
-fn stuck(place: &Place, container: &Waiting<'_>, options: &[&str]) -> Child {
-    let mut command = place.command(&[&["export", &container.1, "changes:-"], options].concat());
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let pipe = child.stdout.as_ref().unwrap();
-    wait_for("a full pipe", || {
-        let waiting = rustix::io::ioctl_fionread(pipe).unwrap();
-        usize::try_from(waiting).unwrap() >= rustix::pipe::fcntl_getpipe_size(pipe).unwrap() - 4096
-    });
-    child
-}
-
-/// Sends a signal, and waits until the process has handled it. If it did not wait, the process could first write all
-/// of its output on a busy machine.
-fn send(child: &Child, signal: Signal) {
-    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
-    kill_process(pid, signal).unwrap();
-    wait_for("the signal to be taken", || {
-        let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
-        let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:")).unwrap();
-        pending.trim().bytes().all(|digit| digit == b'0')
-    });
-    // The thread that handled the signal notifies the others next.
-    std::thread::sleep(std::time::Duration::from_millis(100));
-}
-
-#[test]
-fn a_container_stands_still_while_it_is_read_and_goes_on_whatever_happens() {
-    let Some(place) = place() else { return };
-    for runtime in runtimes() {
-        let container = Waiting::start(&place, "still", &["--runtime", runtime], "a");
-        fs::write(container.root().join("!large"), vec![b'x'; 8 << 20]).unwrap();
-        let pid = |child: &Child| Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
-        for how in ["read", "helper", "INT", "TERM", "KILL"] {
-            let child = stuck(&place, &container, &[]);
-            assert!(container.is_paused(), "{runtime} {how}");
-            match how {
-                "INT" => send(&child, Signal::INT),
-                "TERM" => send(&child, Signal::TERM),
-                "KILL" => kill_process(pid(&child), Signal::KILL).unwrap(),
-                "helper" => {
-                    let list = format!("/proc/{0}/task/{0}/children", child.id());
-                    let helper: i32 = fs::read_to_string(list).unwrap().trim().parse().unwrap();
-                    kill_process(Pid::from_raw(helper).unwrap(), Signal::KILL).unwrap();
-                }
-                _ => {}
-            }
-            let ended = child.wait_with_output().unwrap();
-            match how {
-                "read" | "helper" => {
-                    assert_eq!(ended.status.code(), Some(0));
-                    assert!(ended.stdout.len() > 8 << 20);
-                }
-                "KILL" => assert_eq!(ended.status.code(), None),
-                _ => {
-                    let ran = Ran::from_output(&ended);
-                    assert!(ran.code == Some(2) && ran.err.contains("cancelled"), "{}", ran.err);
-                }
-            }
-            wait_for("the container to go on", || !container.is_paused());
-        }
-        // A second reader waits for the first.
-        let first = stuck(&place, &container, &[]);
-        let mut second =
-            place.command(&["export", "--force", "--quiet", "still", "changes:second.tar"]);
-        let second = second.stderr(Stdio::piped()).spawn().unwrap();
-        let first = first.wait_with_output().unwrap();
-        assert_eq!(Ran::from_output(&second.wait_with_output().unwrap()).err, "");
-        assert!(first.stdout == fs::read(place.path("second.tar")).unwrap());
-        assert!(!container.is_paused());
-        // While the container is paused, `exec` starts no program in it. It resumes even if all processes that
-        // would resume it are killed.
-        let exec =
-            |name: &str| place.command(&["exec", name, "sh", "-c", "exit 0"]).output().unwrap();
-        let child = stuck(&place, &container, &[]);
-        let mut waiting = place.command(&["exec", "still", "sh", "-c", "exit 0"]).spawn().unwrap();
-        drop(child.wait_with_output().unwrap());
-        assert_eq!(waiting.wait().unwrap().code(), Some(0), "{runtime}");
-        let child = stuck(&place, &container, &[]);
-        let list = format!("/proc/{0}/task/{0}/children", child.id());
-        let helper: i32 = fs::read_to_string(list).unwrap().trim().parse().unwrap();
-        kill_process(Pid::from_raw(helper).unwrap(), Signal::KILL).unwrap();
-        kill_process(pid(&child), Signal::KILL).unwrap();
-        drop(child.wait_with_output().unwrap());
-        assert!(container.is_paused(), "{runtime}");
-        let ran = Ran::from_output(&exec("still"));
-        assert!(ran.code == Some(0) && !container.is_paused(), "{runtime}: {}", ran.err);
-        // Files that an import would refuse are not read, so the verb does not wait for terabytes of zeros.
-        let hole = fs::File::create(container.root().join("hole")).unwrap();
-        hole.set_len(3 << 40).unwrap();
-        let ran = place.run("diff still");
-        assert!(ran.code == Some(2) && ran.err.contains("have more than"), "{}", ran.err);
-        fs::remove_file(container.root().join("hole")).unwrap();
-        // Removing a container that is being read does not leave a process that cannot end.
-        let child = stuck(&place, &container, &[]);
-        let ran = place.run("rm --container --force still");
-        assert_eq!(ran.code, Some(0), "{}", ran.err);
-        drop(child.wait_with_output().unwrap());
-        drop(container);
-    }
-    wait_for("nothing to be left", || is_clean(&place));
-}
-
-#[test]
-fn what_changes_while_it_is_read_is_an_error() {
-    let Some(place) = place() else { return };
-    let container = Waiting::start(&place, "changing", &[], "a");
-    let file = container.root().join("!large");
-    fs::write(&file, vec![b'x'; 8 << 20]).unwrap();
-    let child = stuck(&place, &container, &["--no-pause"]);
-    assert!(!container.is_paused());
-    fs::File::options().write(true).open(&file).unwrap().write_all(b"y").unwrap();
-    let ran = Ran::from_output(&child.wait_with_output().unwrap());
-    assert_eq!(ran.code, Some(2));
-    assert!(
-        ran.err.contains("\"/!large\" of the container changed during the read"),
-        "{}",
-        ran.err
-    );
-    // A directory that gets more names is also an error.
-    let child = stuck(&place, &container, &["--no-pause"]);
-    fs::write(container.root().join("more"), "").unwrap();
-    let ran = Ran::from_output(&child.wait_with_output().unwrap());
-    assert!(ran.code == Some(2) && ran.err.contains("changed during the read"), "{}", ran.err);
-    // If the target is a file, it does not exist after such an error.
-    let refused = place.run("export --no-pause changing changes:no/such/file");
-    assert!(
-        refused.code == Some(2) && refused.err.contains("the directory \"no/such\" does not exist"),
-        "{}",
-        refused.err
-    );
-    place.out("export --quiet --no-pause changing changes:whole.tar");
 }
 
 #[test]

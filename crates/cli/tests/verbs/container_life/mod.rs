@@ -8,6 +8,7 @@ pub(super) mod deaths;
 pub(super) mod ends;
 pub(super) mod inherited;
 pub(super) mod logs;
+mod pauses;
 pub(super) mod restarts;
 pub(super) mod runs;
 mod snapshots;
