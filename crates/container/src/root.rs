@@ -20,7 +20,7 @@ pub use acl::acl_for_ids;
 pub use assemble::{BetweenOwners, Root, RootError, Shape, Space};
 pub(crate) use layers::{Checked, ImageData, Layers};
 pub use make::{MakeRootError, SOURCE, Warm, make, may_have_acl, warm};
-pub use tree::{TreeRootError, name_below_overlay, set_below_overlay};
+pub use tree::{OverlayMark, TreeRootError, name_below_overlay, set_below_overlay};
 pub use trust::{PageDomain, Trust, TrustError, TrustedImage, VerityPolicy};
 pub use upper_dir::{Doomed, UpperError, Writable};
 pub use via::{Above, LendImage, LentMount, ServeImage, ServedImage, Via, WithXattrs};

@@ -25,12 +25,14 @@ pub(crate) enum IoChoice {
 /// How users get an image that the kernel does not mount for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ViaWord {
-    /// The kernel for the host's root; for others the mount service if it is running, else a tree if the image is
-    /// not large and the kernel is new enough, else FUSE
+    /// The kernel for the host's root; for others the mount service if it is running, else `fuse-objects` where it
+    /// works, else `fuse`, or a tree where there is no FUSE
     Auto,
     /// The kernel, from a copy that root's mount service has written (`quire serve --mounts`), with data in the
     /// store's objects: Linux 6.16 or newer
     Service,
+    /// A server of names and attributes, with data in the store's objects: Linux 6.16 or newer
+    FuseObjects,
     /// The image's tree rebuilt in memory, with data in the store's objects: Linux 6.16 or newer
     Tree,
     /// A server that checks every byte

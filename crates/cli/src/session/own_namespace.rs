@@ -287,9 +287,11 @@ fn describe_run(who: Who, namespaces: &Feature) -> Result<String, String> {
     #[cfg(not(feature = "serve"))]
     let service: Option<Result<(), String>> = None;
     let ways = match (is_old, fuse) {
-        (false, Ok(())) => "run works by tree, and by FUSE for large images".to_owned(),
+        (false, Ok(())) => "run works by FUSE, with data in the store's objects".to_owned(),
         (false, Err(why)) => format!("run works by tree (not by FUSE: {why})"),
-        (true, Ok(())) => format!("run works by FUSE (by tree it needs Linux {OVERLAY_USER_DATA})"),
+        (true, Ok(())) => format!(
+            "run works by FUSE (with data in the store's objects it needs Linux {OVERLAY_USER_DATA})"
+        ),
         (true, Err(why)) => {
             return Err(format!(
                 "run does not work: before Linux {OVERLAY_USER_DATA} it needs FUSE, but {why}"

@@ -1,4 +1,4 @@
-//! How a user without root gets an image into a user namespace: by the mount service, a tree, or FUSE.
+//! How a user without root gets an image into a user namespace: by the mount service, FUSE, or a tree.
 
 use crate::args::Trust;
 #[cfg(feature = "serve")]
@@ -34,7 +34,12 @@ impl Ways {
     pub(crate) fn via(&self, trust: &Trust) -> Via<'_> {
         #[cfg(feature = "serve")]
         return match trust.via {
-            ViaWord::Auto => Via::Auto { lender: Some(&self.lender), server: Some(&self.server) },
+            ViaWord::Auto => Via::Auto {
+                lender: Some(&self.lender),
+                names: Some(&self.server),
+                server: Some(&self.server),
+            },
+            ViaWord::FuseObjects => Via::FuseObjects(&self.server),
             ViaWord::Service => Via::Service(&self.lender),
             ViaWord::Tree => Via::Tree,
             ViaWord::Fuse => Via::Fuse(&self.server),

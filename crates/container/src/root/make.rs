@@ -39,15 +39,15 @@ pub enum MakeRootError {
     Root(#[from] RootError),
     #[error(transparent)]
     Failed(#[from] OperationError),
-    /// The image's data is in devices, to which a tree cannot refer.
+    /// The image's data is in devices, to which an overlay cannot be redirected.
     #[error(
-        "{name} has the form {form}, which --via tree and --via service do not support: leave \
-        --via out, or `quire convert --form objects {name}`"
+        "{name} has the form {form}, which --via fuse-objects, tree and service do not support: \
+        leave --via out, or `quire convert --form objects {name}`"
     )]
     Native { name: String, form: Form },
     /// The kernel does not allow users to redirect an overlay to objects.
     #[error(
-        "--via tree and --via service need Linux {OVERLAY_USER_DATA} or newer in a user \
+        "--via fuse-objects, tree and service need Linux {OVERLAY_USER_DATA} or newer in a user \
         namespace, but this is {0}: leave --via out"
     )]
     Kernel(KernelVersion),
@@ -182,13 +182,40 @@ fn in_user_namespace(
                 Lent::Refused(source) => Err(MakeRootError::Lend { name: name.to_owned(), source }),
             };
         }
-        Via::Auto { lender, server } => {
+        Via::FuseObjects(names) => {
+            can_lead_to_objects(open, name)?;
+            return match lent(open, names, shape)? {
+                Lent::Lower(lower) => Ok(assemble(layers, Some(lower), checked, shape)?),
+                Lent::NoService => Err(MakeRootError::NoService),
+                Lent::Refused(source) => {
+                    Err(MakeRootError::Serve { name: name.to_owned(), source })
+                }
+            };
+        }
+        Via::Auto { lender, names, server } => {
             let lender = lender.filter(|_| can_lead_to_objects(open, name).is_ok());
             match lender.map_or(Ok(Lent::NoService), |it| lent(open, it, shape))? {
                 Lent::Lower(lower) => return Ok(assemble(layers, Some(lower), checked, shape)?),
                 Lent::NoService => {}
                 Lent::Refused(error) => {
                     tracing::info!(%error, "cannot get {name} from the mount service: mounting it another way");
+                }
+            }
+            let names = names.filter(|_| can_lead_to_objects(open, name).is_ok());
+            match names.map_or(Ok(Lent::NoService), |it| lent(open, it, shape))? {
+                Lent::Lower(lower) => match assemble(layers, Some(lower), checked, shape) {
+                    Err(error @ RootError::Mount { .. }) => {
+                        let error = AnyError::from(error);
+                        tracing::info!(
+                            error = &*error,
+                            "cannot mount the names of {name} over its objects: mounting it another way"
+                        );
+                    }
+                    root => return Ok(root?),
+                },
+                Lent::NoService => {}
+                Lent::Refused(error) => {
+                    tracing::info!(%error, "cannot serve the names of {name} by FUSE: mounting it another way");
                 }
             }
             server
@@ -214,16 +241,10 @@ fn in_user_namespace(
     can_lead_to_objects(open, name)?;
     let ids =
         OwnIds::read().map_err(OperationError::of("read", "the ids of this user namespace"))?;
-    let made = match (tree::make(open, layers.name, &ids), serve) {
-        (Err(error), Some(serve)) if error.is_full() => {
-            tracing::warn!(%error, "no memory for the tree of {name}: serving it by FUSE instead");
-            return served(image, layers, serve, shape, name);
-        }
-        (made, _) => made.map_err(OperationError::of(
-            "make",
-            format_args!("the tree of image {} in a user namespace", open.id),
-        ))?,
-    };
+    let made = tree::make(open, layers.name, &ids).map_err(OperationError::of(
+        "make",
+        format_args!("the tree of image {} in a user namespace", open.id),
+    ))?;
     if made.devices > 0 {
         tracing::info!(devices = made.devices, "leaving out device nodes of the image");
     }

@@ -53,13 +53,6 @@ pub enum TreeRootError {
     Place(String),
 }
 
-impl TreeRootError {
-    /// Whether the tree failed because memory or inodes ran out.
-    pub(crate) fn is_full(&self) -> bool {
-        matches!(self, Self::File { source: Errno::NOSPC | Errno::NOMEM, .. })
-    }
-}
-
 /// A tree, and the number of entries that it lacks.
 #[derive(Debug)]
 pub(crate) struct StubTree {
@@ -344,7 +337,6 @@ fn set_time(directory: BorrowedFd<'_>, path: &[u8], time: Timestamp) -> Result<(
 /// Writes a small file, or makes the overlay read its data from an object.
 fn fill(file: &OwnedFd, content: Content<'_>, path: &[u8]) -> Result<(), TreeRootError> {
     let set = |name: &str, value: &[u8]| {
-        let name = format!("{OVERLAY}{name}");
         rustix::fs::fsetxattr(file, name, value, XattrFlags::CREATE).map_err(failed(path))
     };
     match content {
@@ -357,14 +349,47 @@ fn fill(file: &OwnedFd, content: Content<'_>, path: &[u8]) -> Result<(), TreeRoo
             Ok(())
         }
         Content::External { size, object, location } => {
-            let place = match (location, &object) {
-                (Location::Object, Some(object)) => object.path(),
-                // Only objects are in this store.
-                _ => return Err(TreeRootError::Place(shown_path(path))),
+            // Only objects are in this store.
+            let (Location::Object, Some(object)) = (location, object) else {
+                return Err(TreeRootError::Place(shown_path(path)));
             };
             rustix::fs::ftruncate(file, size).map_err(failed(path))?;
-            set("redirect", format!("/{place}").as_bytes())?;
-            set("metacopy", &object.map(|it| metacopy(&it)).unwrap_or_default())
+            [OverlayMark::Redirect, OverlayMark::Metacopy]
+                .iter()
+                .try_for_each(|mark| set(mark.name(), &mark.of(&object)))
+        }
+    }
+}
+
+/// An xattr by which an overlay with `userxattr` finds the data of a file in an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OverlayMark {
+    /// The path of the object in the data-only layers.
+    Redirect,
+    /// The digest of the object, which the overlay compares if the object has fs-verity.
+    Metacopy,
+}
+
+impl OverlayMark {
+    /// Returns the mark whose xattr has this name.
+    #[must_use]
+    pub fn from_name(name: &[u8]) -> Option<Self> {
+        [Self::Redirect, Self::Metacopy].into_iter().find(|it| it.name().as_bytes() == name)
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Redirect => "user.overlay.redirect",
+            Self::Metacopy => "user.overlay.metacopy",
+        }
+    }
+
+    /// Returns the value of the mark on a file whose data is in this object.
+    #[must_use]
+    pub fn of(self, object: &ObjectId) -> Vec<u8> {
+        match self {
+            Self::Redirect => format!("/{}", object.path()).into_bytes(),
+            Self::Metacopy => metacopy(object),
         }
     }
 }

@@ -9,23 +9,27 @@ use crate::root::trust::TrustedImage;
 /// How an image is made available in a user namespace, where the kernel mounts no EROFS.
 #[derive(Debug, Clone, Copy)]
 pub enum Via<'a> {
-    /// The best way for the image and the kernel. This is a service, if one runs; or a tree, if the image has few
-    /// files and the kernel can redirect an overlay to objects; or a FUSE server, if there is one. The server is also
-    /// used if there is no memory for a tree.
+    /// The best way for the image and the kernel. This is a service, if one runs; or FUSE for names and objects for
+    /// data, if the kernel can redirect an overlay to objects; or a tree, if the image has few files; or a FUSE server
+    /// for everything.
     Auto {
         lender: Option<&'a dyn LendImage>,
-        /// The FUSE server.
+        /// Serves names by FUSE.
+        names: Option<&'a dyn LendImage>,
+        /// The FUSE server for everything.
         server: Option<&'a dyn ServeImage>,
     },
     /// As a mount from a service.
     Service(&'a dyn LendImage),
+    /// Names and attributes by a FUSE server, data from the objects.
+    FuseObjects(&'a dyn LendImage),
     /// As a tree in memory.
     Tree,
     /// By a FUSE server.
     Fuse(&'a dyn ServeImage),
 }
 
-/// A client of a service that mounts images.
+/// Provides mounts of images whose files redirect an overlay to objects.
 pub trait LendImage: std::fmt::Debug {
     /// Returns a detached mount with the image's names and attributes, whose files redirect an overlay with
     /// `userxattr` to objects. `places` are the paths of files, and of directories with a slash at the end, that must

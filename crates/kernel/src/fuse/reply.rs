@@ -81,6 +81,8 @@ pub enum Served {
         /// Whether the kernel enforces modes and ACLs and translates ids on idmapped mounts. Otherwise every user who
         /// can access the mount may read every file.
         permissions: bool,
+        /// Whether a file may have an ACL. Otherwise the kernel does not request ACLs, if it enforces modes.
+        acls: bool,
     },
 }
 
@@ -104,8 +106,12 @@ impl ReplyBody {
     pub fn init(offer: &InitOffer, served: Served) -> Self {
         let wanted = match served {
             Served::File => 0,
-            Served::Tree { permissions } => {
-                let acl = if permissions { POSIX_ACL | ALLOW_IDMAP } else { 0 };
+            Served::Tree { permissions, acls } => {
+                let acl = match (permissions, acls) {
+                    (true, true) => POSIX_ACL | ALLOW_IDMAP,
+                    (true, false) => ALLOW_IDMAP,
+                    (false, _) => 0,
+                };
                 DO_READDIRPLUS
                     | PARALLEL_DIROPS
                     | CACHE_SYMLINKS
@@ -306,13 +312,18 @@ mod tests {
         // Trees use readdirplus, parallel directory operations and cached symlinks, and neither open nor opendir
         // requests. With `permissions`, ACLs are added.
         for (permissions, expect) in [(false, 0x1c6_a001), (true, 0x1d6_a001)] {
-            let tree = Served::Tree { permissions };
+            let tree = Served::Tree { permissions, acls: true };
             let init = ReplyBody::init(&offer(45, !(1 << 30), 0), tree);
             assert_eq!(numbers(&init, &[12, 32]), [expect, 0]);
+            // Without ACLs, neither.
+            let tree = Served::Tree { permissions, acls: false };
+            let init = ReplyBody::init(&offer(45, !(1 << 30), 0), tree);
+            assert_eq!(numbers(&init, &[12, 32]), [0x1c6_a001, 0]);
         }
         // The flag for idmapped mounts is in the second field, which is valid because FUSE_INIT_EXT is set.
         for (permissions, expect) in [(false, [0x1c6_a001, 0]), (true, [0x41d6_a001, 1 << 8])] {
-            let init = ReplyBody::init(&offer(45, u32::MAX, 1 << 8), Served::Tree { permissions });
+            let tree = Served::Tree { permissions, acls: true };
+            let init = ReplyBody::init(&offer(45, u32::MAX, 1 << 8), tree);
             assert_eq!(numbers(&init, &[12, 32]), expect);
         }
 

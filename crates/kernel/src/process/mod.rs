@@ -376,6 +376,14 @@ pub fn parent_of(pid: Pid) -> Option<Pid> {
     stat_field(pid, 4).and_then(|it| Pid::from_raw(i32::try_from(it).ok()?))
 }
 
+/// Returns the number of the processor that a thread, or the first thread of a process, last ran on. Source:
+/// proc_pid_stat(5), field 39.
+#[must_use]
+pub fn last_processor(thread: u32) -> Option<usize> {
+    let thread = Pid::from_raw(i32::try_from(thread).ok()?)?;
+    usize::try_from(stat_field(thread, 39)?).ok()
+}
+
 /// Returns a numeric field of proc_pid_stat(5). `field` is its number in the manual page, from 4 on.
 fn stat_field(pid: Pid, field: usize) -> Option<u64> {
     stat_of(pid)?.split_whitespace().nth(field.checked_sub(3)?)?.parse().ok()

@@ -6,6 +6,7 @@
 
 pub mod fusermount;
 mod open;
+mod places;
 mod server;
 mod session;
 mod start;

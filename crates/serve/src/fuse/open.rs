@@ -6,10 +6,9 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use container::bundle::userns::OwnIds;
-use container::root::TrustedImage;
 use image::erofs::read::{CacheSize, Cached, Image, ReadAt, ShownImage};
 use image::verity::{DeviceId, ImageId, ObjectId};
-use store::{CheckedFile, CheckedObjects, OpenDevice, OperationError};
+use store::{CheckedFile, CheckedObjects, OpenDevice, OpenImage, OperationError};
 
 use super::tree::{FileData, FileTree, FuseView};
 
@@ -33,11 +32,10 @@ pub type StoreTree = FileTree<Cached<CheckedFile>, StoreData>;
 /// Opens an image as a tree of files. Without fs-verity, the whole image file is compared with its id here. Files
 /// appear as root's if `ids` does not map their owners.
 pub fn open(
-    image: &TrustedImage,
+    image: &OpenImage,
     view: FuseView,
     ids: Option<OwnIds>,
 ) -> Result<StoreTree, OpenTreeError> {
-    let image = image.image();
     let id = image.id;
     let failed = OperationError::of("reopen image", id);
     let wrong = OperationError::of("read image", id);

@@ -4,14 +4,17 @@ use std::os::fd::AsFd as _;
 use std::path::Path;
 
 use container::bundle::userns::OwnIds;
-use container::root::{Above, ServeImage, ServedImage, TrustedImage, WithXattrs};
+use container::root::{
+    Above, LendImage, LentMount, ServeImage, ServedImage, TrustedImage, WithXattrs,
+};
 use kernel::fuse::{FuseConnection, FuseError};
 use kernel::mount::{Detached, FuseAccess, FuseOptions};
 use kernel::process::{UserNamespace, Who};
 use rustix::fs::FileType;
+use store::OpenImage;
 
 use super::fusermount;
-use super::open::open;
+use super::open::{StoreTree, open};
 use super::start::{Mounts, start};
 use super::tree::FuseView;
 use super::xattr_layer::set_apart;
@@ -55,7 +58,7 @@ impl ServeImage for FuseServer {
         above: Above,
     ) -> Result<ServedImage, Failed> {
         let ids = ids(self.0)?;
-        let mut tree = open(image, FuseView::Namespace, ids)?;
+        let mut tree = open(image.image(), FuseView::Namespace, ids)?;
         let apart = match with_xattrs {
             WithXattrs::Served => None,
             WithXattrs::Apart => set_apart(&mut tree, name).unwrap_or_else(|error| {
@@ -69,6 +72,34 @@ impl ServeImage for FuseServer {
         if apart.is_none() && above == Above::Nothing {
             tree.set_view(FuseView::Alone);
         }
+        Ok(ServedImage { mount: self.mount_tree(&tree, name)?, apart })
+    }
+}
+
+/// Lends mounts with the names and attributes of an image, whose files lead an overlay to objects. A server answers
+/// their requests.
+impl LendImage for FuseServer {
+    fn lend(&self, image: &OpenImage, places: &[&str]) -> Result<Option<LentMount>, Failed> {
+        let mut tree = open(image, FuseView::Objects, ids(self.0)?)?;
+        tree.add_places(places)?;
+        Ok(Some(LentMount { mount: self.mount_tree(&tree, LENT)?, of: image.id }))
+    }
+}
+
+/// Source of a mount that is part of an overlay, and that no list of mounts shows.
+const LENT: &str = "quire-names";
+
+/// Returns the ids that the user namespace maps, or `None` in the initial namespace, which has all.
+fn ids(who: Who) -> std::io::Result<Option<OwnIds>> {
+    match who.namespace {
+        UserNamespace::Initial => Ok(None),
+        UserNamespace::Other => OwnIds::read().map(Some),
+    }
+}
+
+impl FuseServer {
+    /// Mounts a tree, detached, and starts its server.
+    fn mount_tree(&self, tree: &StoreTree, name: &str) -> Result<Detached, Failed> {
         let connection = FuseConnection::open().map_err(|error| match error {
             FuseError::Open(errno) => format!("{NoFuseDevice} ({errno})").into(),
             error => Failed::from(error),
@@ -80,20 +111,10 @@ impl ServeImage for FuseServer {
             name,
         };
         let mount = kernel::mount::fuse(connection.as_fd(), &options)?;
-        start(&connection, &tree, Mounts::Few)?;
-        Ok(ServedImage { mount, apart })
+        start(&connection, tree, Mounts::Few)?;
+        Ok(mount)
     }
-}
 
-/// Returns the ids that the user namespace maps, or `None` in the initial namespace, which has all.
-fn ids(who: Who) -> std::io::Result<Option<OwnIds>> {
-    match who.namespace {
-        UserNamespace::Initial => Ok(None),
-        UserNamespace::Other => OwnIds::read().map(Some),
-    }
-}
-
-impl FuseServer {
     /// Verifies an image and mounts it detached, for root. `source` is the source in lists of mounts.
     ///
     /// # Errors
@@ -116,7 +137,7 @@ impl FuseServer {
         directory: &Path,
         executable: fusermount::Executable,
     ) -> Result<(), Failed> {
-        let tree = open(image, FuseView::Owner, ids(self.0)?)?;
+        let tree = open(image.image(), FuseView::Owner, ids(self.0)?)?;
         let connection = fusermount::mount(program, directory, name, executable)?;
         let started = start(&connection, &tree, Mounts::Same);
         if started.is_err() {

@@ -7,9 +7,12 @@ use std::time::{Duration, Instant};
 
 use image::erofs::read::ReadAt;
 use kernel::fuse::{
-    FuseConnection, FuseError, FuseOperation, FuseRequest, RequestBuffer, TakenRequest, Unique,
+    FuseConnection, FuseError, FuseOperation, FuseRequest, FuseRequestError, RequestBuffer,
+    TakenRequest, Unique,
 };
+use kernel::process::last_processor;
 use rustix::io::Errno;
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::tree::{AnswerMemory, FileData, FileTree, FuseAnswer};
 
@@ -22,10 +25,19 @@ const SPIN: Duration = Duration::from_micros(100);
 /// Longest read, in bytes, that the thread which takes requests handles itself.
 const SHORT: u32 = 16 << 10;
 
-/// Serves a tree until its file system is unmounted, with one thread for each processor, up to four.
+/// After how many requests a thread that [follows](Processor) a program looks where the program runs. Looking takes as
+/// long as a request.
+const LOOK: u32 = 32;
+
+/// How long a server of names waits for requests before it exits. The next request starts another server, which takes a
+/// millisecond. A host may have thousands of containers, most of which rest.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// Serves a tree until its file system is unmounted, or until the server is not needed for now.
 ///
-/// One thread takes requests and handles most of them itself. While it handles a long read, another thread takes
-/// requests.
+/// If the server sends the data of files, there is one thread for each processor, up to four. One thread takes requests
+/// and handles most of them itself. While it handles a long read, another thread takes requests. If the server sends
+/// only names and attributes, one thread serves them, on the processor of the program that waits.
 ///
 /// # Errors
 /// If requests cannot be taken.
@@ -37,6 +49,9 @@ where
     S: ReadAt + Send + Sync,
     D: FileData,
 {
+    if !tree.has_data() {
+        return serve_names(connection, tree);
+    }
     connection.never_wait_in_take()?;
     let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let spin = if processors > 1 { SPIN } else { Duration::ZERO };
@@ -57,6 +72,56 @@ where
         }
         session.take_turns()
     })
+}
+
+/// Serves requests that all take a few microseconds, until none has come for a while. A listing sends them one after
+/// another, so most of its time would be spent on waking programs on other processors.
+fn serve_names<S: ReadAt, D: FileData>(
+    connection: &FuseConnection,
+    tree: &FileTree<S, D>,
+) -> Result<(), FuseError> {
+    connection.never_wait_in_take()?;
+    let (mut buffer, mut memory) = (RequestBuffer::default(), AnswerMemory::default());
+    let mut processor = Processor::default();
+    while connection.has_request(Some(IDLE))? {
+        match connection.take(&mut buffer) {
+            Ok(TakenRequest::Request(request)) => {
+                processor.follow(request.from.thread);
+                one(connection, tree, &request, &mut memory);
+            }
+            Ok(TakenRequest::Nothing) => {}
+            Ok(TakenRequest::Over) => break,
+            Err(FuseError::Request(error)) => refuse(connection, &error),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// The processor on which a thread runs: that of the last program that sent a request. Then a request and its reply are
+/// two switches between threads of one processor, and no processor is woken.
+#[derive(Debug, Default)]
+struct Processor {
+    current: Option<usize>,
+    until_look: u32,
+}
+
+impl Processor {
+    /// Moves this thread to the processor of another one, from time to time. If this fails, the kernel chooses the
+    /// processor.
+    fn follow(&mut self, thread: u32) {
+        let Some(left) = self.until_look.checked_sub(1) else {
+            self.until_look = LOOK;
+            let theirs = last_processor(thread).filter(|it| *it < CpuSet::MAX_CPU);
+            if let Some(theirs) = theirs.filter(|it| self.current != Some(*it)) {
+                let mut only = CpuSet::new();
+                only.set(theirs);
+                self.current = sched_setaffinity(None, &only).is_ok().then_some(theirs);
+            }
+            return;
+        };
+        self.until_look = left;
+    }
 }
 
 struct Session<'a, S, D> {
@@ -83,12 +148,7 @@ impl<S: ReadAt, D: FileData> Session<'_, S, D> {
                 }
                 Ok(TakenRequest::Nothing) => self.wait()?,
                 Ok(TakenRequest::Over) => return Ok(()),
-                Err(FuseError::Request(error)) => {
-                    tracing::error!(%error, "the kernel sent an unknown request");
-                    if let Some(unique) = error.unique() {
-                        said(self.connection.refuse(unique, Errno::IO));
-                    }
-                }
+                Err(FuseError::Request(error)) => refuse(self.connection, &error),
                 Err(error) => return Err(error),
             }
         }
@@ -126,6 +186,14 @@ fn one<S: ReadAt, D: FileData>(
         FuseAnswer::Bytes(bytes) => connection.reply_bytes(unique, bytes),
     }));
     said(answered.unwrap_or_else(|_| connection.refuse(unique, Errno::IO)));
+}
+
+/// Fails a request that cannot be decoded.
+fn refuse(connection: &FuseConnection, error: &FuseRequestError) {
+    tracing::error!(%error, "the kernel sent an unknown request");
+    if let Some(unique) = error.unique() {
+        said(connection.refuse(unique, Errno::IO));
+    }
 }
 
 /// Logs a failed reply. The requester may have been killed.

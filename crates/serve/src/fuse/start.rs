@@ -42,6 +42,8 @@ pub fn start(
         Ok(())
     };
     let serve = || {
+        // The heap is a copy of the caller's, which has planned a container. Holder and server need little of it.
+        kernel::process::trim_heap();
         // The other mounts are detached here, and not in `prepare`, because this takes long and the caller need not
         // wait for it.
         if let Some(few) = few.take() {

@@ -1,5 +1,6 @@
 //! The process that keeps the FUSE connection open besides the server. When the server dies, this process starts the
-//! next one, and the kernel resends unanswered requests, so readers wait and get their bytes.
+//! next one, and the kernel resends unanswered requests, so readers wait and get their bytes. A server that has nothing
+//! to do may exit.
 
 use std::time::{Duration, Instant};
 
@@ -32,7 +33,8 @@ pub(super) enum HolderError {
 }
 
 /// Starts one server after another until the file system is unmounted. `serve` runs in a child of this process, which
-/// must have one thread. A server exits with 0 when the file system is unmounted.
+/// must have one thread. A server exits with 0 when the file system is unmounted, or when no requests come. In the
+/// latter case, the next request starts the next server.
 ///
 /// # Errors
 /// On an error, readers wait until the last descriptor of the connection is closed.
@@ -47,8 +49,13 @@ pub(super) fn hold(
             // A panic gives an exit code other than 0, which the parent checks.
             assert!(served.is_ok(), "{served:?}");
         })?;
-        if server.wait()? == Exit::Code(0) || !connection.is_mounted()? {
+        let exit = server.wait()?;
+        if !connection.is_mounted()? {
             return Ok(Ended::Over);
+        }
+        if exit == Exit::Code(0) {
+            connection.has_request(None)?;
+            continue;
         }
         deaths.retain(|it| it.elapsed() < WITHIN);
         deaths.push(Instant::now());

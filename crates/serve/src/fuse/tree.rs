@@ -7,7 +7,7 @@ use std::io;
 use std::sync::OnceLock;
 
 use container::bundle::userns::OwnIds;
-use container::root::{acl_for_ids, name_below_overlay};
+use container::root::{OverlayMark, acl_for_ids, name_below_overlay};
 use image::erofs::read::{
     DirPosition, FileType, Inode, InodeXattrs, Nid, ReadAt, ReadError, ShownContent, ShownFile,
     ShownImage,
@@ -20,8 +20,14 @@ use kernel::fuse::{
 use rustix::fs::Mode;
 use rustix::io::Errno;
 
+use super::places::{Place, Places, after_place, is_after_image};
+
 /// Prefix of xattrs that only root of the initial namespace may have.
 const TRUSTED: &[u8] = b"trusted.";
+/// Prefix of xattrs of security modules, and of capabilities.
+const SECURITY: &[u8] = b"security.";
+/// The capabilities of a program, which the kernel reads before each `exec`.
+const CAPABILITY: &[u8] = b"security.capability";
 
 /// The file data outside the image.
 pub trait FileData: Send + Sync {
@@ -50,6 +56,9 @@ pub enum FuseView {
     Namespace,
     /// Like `Namespace`, but without an overlay above.
     Alone,
+    /// Like `Namespace`, and the overlay above reads the data of files in the objects. The overlay asks for its marks
+    /// of each file, so the kernel always sends requests for xattrs.
+    Objects,
 }
 
 /// The files of an image, as a FUSE file system.
@@ -61,6 +70,10 @@ pub struct FileTree<S, D> {
     /// The ids that the user namespace maps; `None` if it has all.
     ids: Option<OwnIds>,
     has_xattrs: OnceLock<bool>,
+    /// Whether a file has an xattr of a security module.
+    has_labels: OnceLock<bool>,
+    /// Mount points that the image lacks.
+    places: Places,
     /// Files that are hidden, because a tmpfs above contains them.
     apart: BTreeSet<Nid>,
 }
@@ -107,8 +120,26 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
     /// Creates the tree of an image. Files whose owners are not mapped by `ids` belong to root.
     #[must_use]
     pub const fn new(image: ShownImage<S>, data: D, view: FuseView, ids: Option<OwnIds>) -> Self {
-        let has_xattrs = OnceLock::new();
-        Self { image, data, view, ids, has_xattrs, apart: BTreeSet::new() }
+        Self {
+            image,
+            data,
+            view,
+            ids,
+            has_xattrs: OnceLock::new(),
+            has_labels: OnceLock::new(),
+            places: Places::new(),
+            apart: BTreeSet::new(),
+        }
+    }
+
+    /// Shows those of these paths that the image lacks as empty files, and paths that end with a slash as empty
+    /// directories. A path that leads through a link or a file of the image is left out.
+    ///
+    /// # Errors
+    /// If a directory of the image cannot be read.
+    pub fn add_places(&mut self, paths: &[&str]) -> Result<(), ReadError> {
+        self.places = Places::missing(&self.image, paths)?;
+        Ok(())
     }
 
     /// Hides these files. They must be all files that have xattrs.
@@ -137,6 +168,12 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
         self.view = view;
     }
 
+    /// Whether the kernel requests the data of files. Otherwise it reads them in the objects, except for data that is
+    /// in the image itself.
+    pub(super) fn has_data(&self) -> bool {
+        self.view != FuseView::Objects
+    }
+
     pub const fn image(&self) -> &ShownImage<S> {
         &self.image
     }
@@ -152,12 +189,42 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
         request: &FuseRequest<'_>,
         memory: &'m mut AnswerMemory,
     ) -> FuseAnswer<'m> {
+        if !request.operation.has_reply() {
+            return FuseAnswer::None;
+        }
+        let answered = match self.places.get(request.node) {
+            Some(place) => self.answer_place(request.node, place, &request.operation, memory),
+            None => self.answer_image(request, memory),
+        };
+        match answered {
+            Ok(answer) => answer,
+            Err(Failed::With(errno)) => FuseAnswer::Error(errno),
+            Err(Failed::Image(error)) => {
+                tracing::error!(%error, "cannot read the image");
+                FuseAnswer::Error(Errno::IO)
+            }
+            Err(Failed::Data(error)) => {
+                tracing::error!(%error, "cannot read a file");
+                FuseAnswer::Error(Errno::IO)
+            }
+        }
+    }
+
+    /// Handles a request about the file system, or a file of the image.
+    fn answer_image<'m>(
+        &self,
+        request: &FuseRequest<'_>,
+        memory: &'m mut AnswerMemory,
+    ) -> Result<FuseAnswer<'m>, Failed> {
         let node = request.node;
-        let answered = match &request.operation {
-            operation if !operation.has_reply() => return FuseAnswer::None,
+        match &request.operation {
             FuseOperation::Init(offer) => {
                 let permissions = self.view != FuseView::Owner;
-                Ok(FuseAnswer::Body(ReplyBody::init(offer, Served::Tree { permissions })))
+                // In the other views, the first request for an ACL shows whether the image has xattrs at all.
+                let acls = self.view != FuseView::Objects
+                    || self.image.image().superblock().may_have_acl();
+                let served = Served::Tree { permissions, acls };
+                Ok(FuseAnswer::Body(ReplyBody::init(offer, served)))
             }
             FuseOperation::Lookup(name) => {
                 self.look_up(node, name.to_bytes()).map(FuseAnswer::Body)
@@ -178,28 +245,62 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
             FuseOperation::Destroy => Ok(FuseAnswer::Body(ReplyBody::done())),
             // After `ENOSYS` the kernel handles an operation itself, such as opening and closing files, or fails it.
             _ => Err(Errno::NOSYS.into()),
-        };
-        match answered {
-            Ok(answer) => answer,
-            Err(Failed::With(errno)) => FuseAnswer::Error(errno),
-            Err(Failed::Image(error)) => {
-                tracing::error!(%error, "cannot read the image");
-                FuseAnswer::Error(Errno::IO)
+        }
+    }
+
+    /// Handles a request about a place.
+    fn answer_place<'m>(
+        &self,
+        node: NodeNumber,
+        place: &Place,
+        operation: &FuseOperation<'_>,
+        memory: &'m mut AnswerMemory,
+    ) -> Result<FuseAnswer<'m>, Failed> {
+        let bytes = &mut memory.bytes;
+        bytes.clear();
+        match operation {
+            FuseOperation::GetAttributes(_) => {
+                Ok(FuseAnswer::Body(ReplyBody::attributes(&place.attributes(node))))
             }
-            Err(Failed::Data(error)) => {
-                tracing::error!(%error, "cannot read a file");
-                FuseAnswer::Error(Errno::IO)
+            FuseOperation::Lookup(name) if place.is_directory() => {
+                Ok(FuseAnswer::Body(self.look_up_place(node, name.to_bytes())))
+            }
+            FuseOperation::Lookup(_) => Err(Errno::NOTDIR.into()),
+            FuseOperation::ReadDirectory { offset, size, attributes } if place.is_directory() => {
+                let mut reply = DirectoryReply::new(bytes, *size, *attributes);
+                self.list_places(node, *offset, &mut reply);
+                Ok(FuseAnswer::Bytes(bytes))
+            }
+            FuseOperation::ReadDirectory { .. } => Err(Errno::NOTDIR.into()),
+            FuseOperation::Read { .. } if !place.is_directory() => Ok(FuseAnswer::Bytes(bytes)),
+            FuseOperation::Read { .. } | FuseOperation::ReadLink => Err(Errno::INVAL.into()),
+            FuseOperation::GetXattr { name, .. } => Err(self.no_xattr(name.to_bytes())?.into()),
+            FuseOperation::ListXattrs(size) => sized(bytes, *size),
+            FuseOperation::Statistics => Ok(FuseAnswer::Body(self.statistics())),
+            _ => Err(Errno::NOSYS.into()),
+        }
+    }
+
+    fn look_up_place(&self, directory: NodeNumber, name: &[u8]) -> ReplyBody {
+        match self.places.find(directory, name) {
+            Some((node, place)) => ReplyBody::entry(node, &place.attributes(node)),
+            None => ReplyBody::no_entry(),
+        }
+    }
+
+    /// Adds the places of a directory to a listing.
+    fn list_places(&self, directory: NodeNumber, from: u64, reply: &mut DirectoryReply<'_>) {
+        for (node, place) in self.places.after(directory, from) {
+            let (name, attributes) = (place.name(), place.attributes(node));
+            let next = after_place(node);
+            if !reply.push(&ListedEntry { name, node: Some(node), attributes, next }) {
+                return;
             }
         }
     }
 
-    /// Returns the node number of a file. The root has a fixed one. All others have their inode's number plus 2,
-    /// because 0 and 1 have a meaning in FUSE.
     fn node(&self, nid: Nid) -> Result<NodeNumber, Errno> {
-        if nid == self.image.root() {
-            return Ok(NodeNumber::ROOT);
-        }
-        nid.0.checked_add(2).map(NodeNumber).ok_or(Errno::IO)
+        node_of(&self.image, nid).ok_or(Errno::IO)
     }
 
     fn file(&self, node: NodeNumber) -> Result<ShownFile, Failed> {
@@ -239,12 +340,12 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
     }
 
     fn look_up(&self, directory: NodeNumber, name: &[u8]) -> Result<ReplyBody, Failed> {
-        let directory = self.inode(directory, FileType::Directory, Errno::NOTDIR)?;
-        match self.image.lookup(directory.nid(), name)? {
+        let inode = self.inode(directory, FileType::Directory, Errno::NOTDIR)?;
+        match self.image.lookup(inode.nid(), name)? {
             Some(file) if !self.apart.contains(&file.inode.nid()) => {
                 Ok(ReplyBody::entry(self.node(file.inode.nid())?, &self.attributes(&file)))
             }
-            _ => Ok(ReplyBody::no_entry()),
+            _ => Ok(self.look_up_place(directory, name)),
         }
     }
 
@@ -288,10 +389,7 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
                 // The kernel would fill up a short reply with zeros.
                 if read == bytes.len() { Ok(()) } else { Err(Errno::IO.into()) }
             }
-            ShownContent::Unnamed => {
-                let error = "the image has no digest of the file's content";
-                Err(Failed::Data(io::Error::other(error)))
-            }
+            ShownContent::Unnamed => Err(Failed::Data(io::Error::other(UNNAMED))),
         }
     }
 
@@ -320,7 +418,11 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
     ) -> Result<FuseAnswer<'m>, Failed> {
         let directory = self.inode(node, FileType::Directory, Errno::NOTDIR)?;
         let mut reply = DirectoryReply::new(bytes, size, with_attributes);
-        let mut is_wrong = None;
+        if is_after_image(from.0) {
+            self.list_places(node, from.0, &mut reply);
+            return Ok(FuseAnswer::Bytes(bytes));
+        }
+        let (mut is_wrong, mut is_full) = (None, false);
         self.image.entries(directory.nid(), from, |entry| {
             if self.apart.contains(&entry.file.inode.nid()) {
                 return true;
@@ -334,12 +436,18 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
                 }
             };
             let attributes = self.attributes(&entry.file);
-            reply.push(&ListedEntry { name: entry.name, node, attributes, next: entry.next.0 })
+            let listed = ListedEntry { name: entry.name, node, attributes, next: entry.next.0 };
+            let has_room = reply.push(&listed);
+            is_full |= !has_room;
+            has_room
         })?;
-        match is_wrong {
-            Some(errno) => Err(errno.into()),
-            None => Ok(FuseAnswer::Bytes(bytes)),
+        if let Some(errno) = is_wrong {
+            return Err(errno.into());
         }
+        if !is_full {
+            self.list_places(node, 0, &mut reply);
+        }
+        Ok(FuseAnswer::Bytes(bytes))
     }
 
     /// Returns `ENOSYS` if no file of the image has xattrs, so that the kernel stops asking. Searches all files once.
@@ -365,7 +473,7 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
         self.image.xattrs(&file.inode, xattrs, |name, value| match self.view {
             FuseView::Owner | FuseView::Alone if name.starts_with(TRUSTED) => {}
             FuseView::Owner | FuseView::Alone => take(name, &self.value(name, value)),
-            FuseView::Namespace => {
+            FuseView::Namespace | FuseView::Objects => {
                 if let Some(shown) = name_below_overlay(name) {
                     take(&shown, &self.value(name, value));
                 }
@@ -381,9 +489,15 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
         size: u32,
         memory: &'m mut AnswerMemory,
     ) -> Result<FuseAnswer<'m>, Failed> {
-        self.check_xattrs()?;
         let AnswerMemory { bytes, xattrs } = memory;
         bytes.clear();
+        if self.view != FuseView::Objects {
+            self.check_xattrs()?;
+        } else if let Some(mark) = OverlayMark::from_name(name) {
+            let Some(object) = self.object(node)? else { return Err(Errno::NODATA.into()) };
+            bytes.extend_from_slice(&mark.of(&object));
+            return sized(bytes, size);
+        }
         let mut is_there = false;
         self.xattrs_of(node, xattrs, |found, value| {
             if found == name {
@@ -391,7 +505,37 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
                 bytes.extend_from_slice(value);
             }
         })?;
-        if is_there { sized(bytes, size) } else { Err(Errno::NODATA.into()) }
+        if is_there { sized(bytes, size) } else { Err(self.no_xattr(name)?.into()) }
+    }
+
+    /// Returns the object with a file's data.
+    fn object(&self, node: NodeNumber) -> Result<Option<ObjectId>, Failed> {
+        let file = self.file(node)?;
+        if file.kind != FileType::Regular {
+            return Ok(None);
+        }
+        match self.image.content(&file.inode)? {
+            ShownContent::Object(object) => Ok(Some(object)),
+            ShownContent::Inside => Ok(None),
+            ShownContent::Unnamed => Err(Failed::Data(io::Error::other(UNNAMED))),
+        }
+    }
+
+    /// Returns the error for an xattr that a file lacks. If no file of the image has a label of a security module,
+    /// labels are not supported: `ls -l` then stops asking for them.
+    fn no_xattr(&self, name: &[u8]) -> Result<Errno, Failed> {
+        let is_label = |name: &[u8]| name.starts_with(SECURITY) && name != CAPABILITY;
+        if self.view != FuseView::Objects || !is_label(name) {
+            return Ok(Errno::NODATA);
+        }
+        let has = match self.has_labels.get() {
+            Some(has) => *has,
+            None => {
+                let has = self.image.has_xattrs(is_label)?;
+                *self.has_labels.get_or_init(|| has)
+            }
+        };
+        Ok(if has { Errno::NODATA } else { Errno::OPNOTSUPP })
     }
 
     fn xattr_names<'m>(
@@ -400,7 +544,9 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
         size: u32,
         memory: &'m mut AnswerMemory,
     ) -> Result<FuseAnswer<'m>, Failed> {
-        self.check_xattrs()?;
+        if self.view != FuseView::Objects {
+            self.check_xattrs()?;
+        }
         let AnswerMemory { bytes, xattrs } = memory;
         bytes.clear();
         self.xattrs_of(node, xattrs, |name, _| {
@@ -414,6 +560,18 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
         let superblock = self.image.image().superblock();
         ReplyBody::statistics(self.image.image().source().len(), superblock.inodes)
     }
+}
+
+/// Error of a file whose data cannot be found.
+const UNNAMED: &str = "the image has no digest of the file's content";
+
+/// Returns the node number of a file of an image. The root has a fixed one. All others have their inode's number plus
+/// 2, because 0 and 1 have a meaning in FUSE.
+pub(super) fn node_of<S: ReadAt>(image: &ShownImage<S>, nid: Nid) -> Option<NodeNumber> {
+    if nid == image.root() {
+        return Some(NodeNumber::ROOT);
+    }
+    nid.0.checked_add(2).map(NodeNumber)
 }
 
 /// Replies with bytes if they fit into `size`, or with their length if `size` is 0, as getxattr(2) does.

@@ -257,10 +257,14 @@ fn serve(
         // In a user namespace, a FUSE mount is used as a layer of a root, which `Ways` makes.
         (UserNamespace::Other, _) if who.can_mount_in_its_namespace() => return Ok(false),
         (UserNamespace::Initial, ViaWord::Auto) if who.user == 0 => return Ok(false),
-        (_, way @ (ViaWord::Tree | ViaWord::Service)) => bail!(
+        (_, way @ (ViaWord::Tree | ViaWord::Service | ViaWord::FuseObjects)) => bail!(
             "--via {} works only in a user namespace: use it in one (`unshare --user \
             --map-root-user --mount`), or leave it out",
-            if way == ViaWord::Tree { "tree" } else { "service" }
+            match way {
+                ViaWord::Tree => "tree",
+                ViaWord::FuseObjects => "fuse-objects",
+                _ => "service",
+            }
         ),
         (UserNamespace::Initial | UserNamespace::Other, _) => {}
     }

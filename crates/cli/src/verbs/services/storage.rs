@@ -139,7 +139,7 @@ impl Images<'_> {
                     claimed: &[],
                     between: &[],
                     between_owners: BetweenOwners::Image,
-                    via: Via::Auto { lender: None, server: None },
+                    via: Via::Auto { lender: None, names: None, server: None },
                     source: None,
                 };
                 make(store, &image, &shape, std::iter::empty())?.mount

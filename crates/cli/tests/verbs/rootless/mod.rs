@@ -4,6 +4,8 @@
 #[cfg(feature = "serve")]
 mod fuse;
 #[cfg(feature = "serve")]
+mod fuse_objects;
+#[cfg(feature = "serve")]
 mod layers;
 mod limits;
 #[cfg(feature = "serve")]
@@ -206,7 +208,9 @@ fn a_user_of_a_namespace_runs_containers() {
                  $Q run --rm --quiet {options} a sh -c 'id -u; cat theirs'"
         )
     };
-    for (options, user_of_pod) in [(way, "33"), ("--via fuse", "33"), ("", "33")] {
+    for (options, user_of_pod) in
+        [(way, "33"), ("--via fuse", "33"), ("--via fuse-objects", "33"), ("", "33")]
+    {
         let script = inside(options, user_of_pod);
         let namespace = "unshare --user --map-auto --map-root-user --mount";
         let ran = user.call(&[
@@ -238,7 +242,7 @@ fn acls_of_others_keep_no_image_from_starting() {
         set(&tree.join("large"), "system.posix_acl_access", &acl);
         set(&tree.join("etc"), "system.posix_acl_default", &acl);
         user.import(&tree);
-        for way in ["tree", "fuse"] {
+        for way in ["tree", "fuse", "fuse-objects"] {
             let words = [
                 "run",
                 "--rm",
@@ -606,9 +610,17 @@ fn an_image_leads_to_no_bytes_but_its_own() {
     write(&evil.join("evil"), &[b'e'; 6000], 0o644);
     set(&evil.join("evil"), "user.overlay.redirect", format!("/{folder}/{object}").as_bytes());
     set(&evil.join("evil"), "user.overlay.metacopy", b"");
+    // The data of a file without an object is in the image.
+    write(&evil.join("small"), b"small", 0o644);
+    set(&evil.join("small"), "user.overlay.redirect", format!("/{folder}/{object}").as_bytes());
+    set(&evil.join("small"), "user.overlay.metacopy", b"");
     user.import(&evil);
-    let ran = user.run(&["run", "--rm", "--quiet", "a", "sh", "-c", "cat evil"]);
-    assert_eq!((ran.code, ran.out), (Some(0), "e".repeat(6000)), "{}", ran.err);
+    for way in ["tree", "fuse-objects"] {
+        let run = ["run", "--rm", "--quiet", "--via", way, "a", "cat", "evil", "small"];
+        let ran = user.run(&run);
+        let expect = "e".repeat(6000) + "small";
+        assert_eq!((ran.code, ran.out), (Some(0), expect), "{way}: {}", ran.err);
+    }
 }
 
 /// Returns the folder and the name of an object.

@@ -91,7 +91,7 @@ fn users_run_what_root_shares() {
     user.place.out("share");
 
     let noise = String::from_utf8_lossy(&testing::noise(300_000)).into_owned();
-    for via in ["tree", "fuse"] {
+    for via in ["tree", "fuse", "fuse-objects"] {
         let ran = out(&user, &["run", "--via", via, "a", "sh", "-c", "cat large; id -u"]);
         assert!(ran == format!("{noise}0\n"), "{via}");
     }

@@ -83,7 +83,7 @@ fn check(user: &User, options: &[&str]) {
 fn a_users_root_passes_what_a_tmpfs_passes() {
     let Some(program) = pjdfstest() else { return };
     let Some(user) = user_with_suite(&program) else { return };
-    for via in ["tree", "fuse"] {
+    for via in ["tree", "fuse", "fuse-objects"] {
         check(&user, &["--via", via, "--writable", "memory"]);
     }
     let upper = user.home().join("upper");

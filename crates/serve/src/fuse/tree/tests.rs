@@ -212,6 +212,76 @@ fn xattrs_are_those_of_the_image() {
     }
 }
 
+/// The values have the layout of Linux `fs/overlayfs/overlayfs.h`, `struct ovl_metacopy`: version, length, flags, kind
+/// of digest, digest.
+#[test]
+fn an_overlay_is_led_to_objects_and_to_nothing_else() {
+    let given: [(&[u8], &[u8]); 2] =
+        [(b"user.overlay.redirect", b"/x"), (b"security.capability", b"c")];
+    let (bytes, whole) = image(&given, true);
+    let tree = tree(&bytes, whole, FuseView::Objects);
+    let value = |node, name| ask(&tree, node, FuseOperation::GetXattr { name, size: 4096 });
+    let it = node(&tree, c"whole");
+    let path = format!("/{}", whole.path()).into_bytes();
+    assert_eq!(value(it, c"user.overlay.redirect"), Ok(path));
+    let digest = whole.as_bytes();
+    let head = [0, 36, 0, 1];
+    assert_eq!(value(it, c"user.overlay.metacopy"), Ok([&head[..], digest].concat()));
+    assert_eq!(value(it, c"user.overlay.overlay.redirect").unwrap(), b"/x");
+    for name in [c"small", c"empty", c"link", c"many", c"gone"] {
+        for mark in [c"user.overlay.redirect", c"user.overlay.metacopy", c"user.overlay.opaque"] {
+            assert_eq!(value(node(&tree, name), mark), Err(Errno::NODATA), "{name:?} {mark:?}");
+        }
+    }
+    // No file has a label, but some have capabilities.
+    assert_eq!(value(it, c"security.capability").unwrap(), b"c");
+    assert_eq!(value(1, c"security.capability"), Err(Errno::NODATA));
+    assert_eq!(value(1, c"security.selinux"), Err(Errno::OPNOTSUPP));
+    assert_eq!(value(1, c"user.a"), Err(Errno::NODATA));
+    // The marks are those of the overlay, and not of the image.
+    let names = ask(&tree, it, FuseOperation::ListXattrs(4096)).unwrap();
+    assert_eq!(names, b"security.capability\0user.overlay.overlay.redirect\0");
+
+    let (bytes, whole) = image(&[(b"security.selinux", b"label")], true);
+    let tree = self::tree(&bytes, whole, FuseView::Objects);
+    let asked = FuseOperation::GetXattr { name: c"security.selinux", size: 0 };
+    assert_eq!(ask(&tree, 1, asked), Err(Errno::NODATA), "other files have labels");
+}
+
+#[test]
+fn places_are_shown_where_the_image_has_none() {
+    let (bytes, whole) = image(&[], true);
+    let mut tree = tree(&bytes, whole, FuseView::Objects);
+    let before = list(&tree, 1, 4096);
+    let paths = ["/many/x", "/many/x", "/new/deep/x", "/new/dir/", "/many/", "/small", "/link/x"];
+    tree.add_places(&paths).unwrap();
+    let names = |node| list(&tree, node, 300).into_keys().collect::<Vec<_>>();
+    let mut expect: Vec<_> = before.keys().cloned().collect();
+    expect.push(b"new".to_vec());
+    expect.sort();
+    // Neither the link nor the file of the image is changed.
+    assert_eq!(names(1), expect);
+    let many = node(&tree, c"many");
+    assert_eq!(list(&tree, many, 300).len(), NAMES + 3);
+    let in_new =
+        |name| number(&ask(&tree, node(&tree, c"new"), FuseOperation::Lookup(name)).unwrap(), 0);
+    assert_eq!(names(node(&tree, c"new")), [b"deep".to_vec(), b"dir".to_vec()]);
+    assert_eq!(names(in_new(c"deep")), [b"x".to_vec()]);
+    assert_eq!(names(in_new(c"dir")), Vec::<Vec<u8>>::new());
+    let x = number(&ask(&tree, many, FuseOperation::Lookup(c"x")).unwrap(), 0);
+    assert_eq!(read(&tree, x, 0, 10), Ok(Vec::new()));
+    let mode = |node| {
+        let bytes = ask(&tree, node, FuseOperation::GetAttributes(None)).unwrap();
+        U32::read_from_prefix(&bytes[76..]).unwrap().0.get()
+    };
+    assert_eq!((mode(x), mode(in_new(c"dir"))), (0o100_644, 0o40_755));
+    let asked = FuseOperation::GetXattr { name: c"user.overlay.metacopy", size: 0 };
+    assert_eq!(ask(&tree, x, asked), Err(Errno::NODATA));
+    assert_eq!(ask(&tree, x, FuseOperation::Lookup(c"x")), Err(Errno::NOTDIR));
+    assert_eq!(ask(&tree, x, FuseOperation::ReadLink), Err(Errno::INVAL));
+    assert_eq!(read(&tree, in_new(c"dir"), 0, 1), Err(Errno::INVAL));
+}
+
 #[test]
 fn numbers_that_nobody_gave_are_errors() {
     let (bytes, whole) = image(&[], true);

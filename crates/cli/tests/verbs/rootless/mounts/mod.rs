@@ -463,8 +463,8 @@ fn a_read_only_root_needs_no_mount_points_by_any_way() {
     fs::create_dir(&host).unwrap();
     fs::write(host.join("file"), "host\n").unwrap();
     let host = host.display();
-    for (runtime, via) in runtimes().flat_map(|it| ["service", "tree", "fuse"].map(|via| (it, via)))
-    {
+    let ways = ["service", "tree", "fuse", "fuse-objects"];
+    for (runtime, via) in runtimes().flat_map(|it| ways.map(|via| (it, via))) {
         let script = format!(
             "$Q run --rm --quiet --read-only --runtime {runtime} --via {via} -v {host}:/data -v {host}/file:/deep/file:ro \
              --mount type=memory,dst=/cache/inner -w /new/work a /look /proc/self /sys/kernel /dev/null /etc/hosts /data \
@@ -492,7 +492,7 @@ fn changes_are_found_by_every_way() {
              $Q run --rm --quiet --read-only --df --via {way} a sh -c 'ls bin/sh'"
         )
     };
-    let ran = ["tree", "fuse", "service"].map(|way| {
+    let ran = ["tree", "fuse", "fuse-objects", "service"].map(|way| {
         let ran = beside_service(&user, "", &of(way));
         (ran.out.replace(way, "WAY"), ran.err)
     });
@@ -641,6 +641,7 @@ fn what_vanishes_is_an_error_whichever_way() {
     for (way, error) in [
         ("service", "Too many levels of symbolic links"),
         ("tree", "Too many levels of symbolic links"),
+        ("fuse-objects", "Too many levels of symbolic links"),
         ("fuse", "Input/output error"),
     ] {
         let script = format!("$Q run --rm --quiet --via {way} a cat large");

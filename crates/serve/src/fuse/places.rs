@@ -1,0 +1,148 @@
+//! Empty files and directories that a file system shows in addition to those of the image, as mount points.
+#![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
+
+use image::erofs::read::{FileType, ReadAt, ReadError, ShownImage};
+use kernel::fuse::{NodeAttributes, NodeNumber};
+use rustix::fs::Mode;
+
+use super::tree::node_of;
+
+/// Node number of the first place. Nodes of an image have numbers below 2^60, because its size in bytes is below 2^64
+/// and an inode has at least 32 bytes. It is also the position of the first place in a directory listing: positions in
+/// a directory of an image would be as large only if the image had 2^46 blocks.
+const FIRST: u64 = 1 << 62;
+
+/// The places of a file system.
+#[derive(Debug)]
+pub(super) struct Places(Vec<Place>);
+
+/// An empty file or directory that the image lacks.
+#[derive(Debug)]
+pub(super) struct Place {
+    /// The directory that shows the place: one of the image, or another place.
+    directory: NodeNumber,
+    name: Vec<u8>,
+    is_directory: bool,
+}
+
+impl Places {
+    pub(super) const fn new() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Finds out which of these paths an image lacks. Paths of directories end with a slash; missing directories above
+    /// are added. A path that leads through a link or a file of the image is left out.
+    ///
+    /// # Errors
+    /// If a directory of the image cannot be read.
+    pub(super) fn missing<S: ReadAt>(
+        image: &ShownImage<S>,
+        paths: &[&str],
+    ) -> Result<Self, ReadError> {
+        let mut places = Self::new();
+        for path in paths {
+            places.add(image, path)?;
+        }
+        Ok(places)
+    }
+
+    fn add<S: ReadAt>(&mut self, image: &ShownImage<S>, path: &str) -> Result<(), ReadError> {
+        let mut directory = NodeNumber::ROOT;
+        // The nid of the same directory, if it is one of the image.
+        let mut nid = Some(image.root());
+        let mut names = path.split('/').filter(|it| !it.is_empty()).peekable();
+        while let Some(name) = names.next() {
+            let is_directory = names.peek().is_some() || path.ends_with('/');
+            let found = match nid {
+                Some(nid) => image.lookup(nid, name.as_bytes())?,
+                None => None,
+            };
+            let next = match found {
+                Some(file) if file.kind == FileType::Directory => Some(file.inode.nid()),
+                // The caller looks where a link leads, and whether a file is in the way.
+                Some(_) => return Ok(()),
+                None => None,
+            };
+            directory = match (next, self.find(directory, name.as_bytes())) {
+                (Some(nid), _) => match node_of(image, nid) {
+                    Some(node) => node,
+                    None => return Ok(()),
+                },
+                (None, Some((node, place))) if place.is_directory => node,
+                (None, Some(_)) => return Ok(()),
+                (None, None) => {
+                    let node = self.next();
+                    self.0.push(Place { directory, name: name.into(), is_directory });
+                    node
+                }
+            };
+            nid = next;
+        }
+        Ok(())
+    }
+
+    /// The number that the next place gets.
+    fn next(&self) -> NodeNumber {
+        number(self.0.len())
+    }
+
+    /// Returns the place with this number.
+    pub(super) fn get(&self, node: NodeNumber) -> Option<&Place> {
+        let index = node.0.checked_sub(FIRST)?;
+        self.0.get(usize::try_from(index).ok()?)
+    }
+
+    /// Returns the place with this name in a directory.
+    pub(super) fn find(&self, directory: NodeNumber, name: &[u8]) -> Option<(NodeNumber, &Place)> {
+        self.of(directory).find(|(_, place)| place.name == name)
+    }
+
+    /// Returns the places in a directory, in the order of their numbers.
+    pub(super) fn of(&self, directory: NodeNumber) -> impl Iterator<Item = (NodeNumber, &Place)> {
+        let numbered = self.0.iter().enumerate().map(|(index, place)| (number(index), place));
+        numbered.filter(move |(_, place)| place.directory == directory)
+    }
+
+    /// Returns the places that follow a position of a listing.
+    pub(super) fn after(
+        &self,
+        directory: NodeNumber,
+        position: u64,
+    ) -> impl Iterator<Item = (NodeNumber, &Place)> {
+        self.of(directory).filter(move |(node, _)| node.0 >= position)
+    }
+}
+
+/// Whether a position of a listing is after all entries of the image.
+pub(super) const fn is_after_image(position: u64) -> bool {
+    position >= FIRST
+}
+
+/// The position of a listing after a place.
+pub(super) const fn after_place(node: NodeNumber) -> u64 {
+    node.0.saturating_add(1)
+}
+
+fn number(index: usize) -> NodeNumber {
+    NodeNumber(FIRST.saturating_add(u64::try_from(index).unwrap_or(u64::MAX)))
+}
+
+impl Place {
+    pub(super) fn name(&self) -> &[u8] {
+        &self.name
+    }
+
+    pub(super) const fn is_directory(&self) -> bool {
+        self.is_directory
+    }
+
+    /// The attributes of a place: it belongs to root, and its time is 1970.
+    pub(super) fn attributes(&self, node: NodeNumber) -> NodeAttributes {
+        let mode = Mode::from_raw_mode(if self.is_directory { 0o755 } else { 0o644 });
+        let file = NodeAttributes::file(node.0, 0, mode, (0, 0));
+        match self.is_directory {
+            true => NodeAttributes { kind: rustix::fs::FileType::Directory, links: 2, ..file },
+            false => file,
+        }
+    }
+}
