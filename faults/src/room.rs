@@ -214,7 +214,8 @@ impl Room {
 
     /// Lists the store: each file's type and length.
     pub(super) fn store(&self) -> Result<BTreeMap<PathBuf, String>> {
-        list(&self.live().join("store"), Contents::Measured)
+        let found = list(&self.live().join("store"), Contents::Measured)?;
+        Ok(found.into_iter().map(|(path, text)| (without_random_id(path), text)).collect())
     }
 
     /// Returns the mount points below the folder that rounds see.
@@ -330,6 +331,16 @@ fn list(top: &Path, contents: Contents) -> Result<BTreeMap<PathBuf, String>> {
         }
     }
     Ok(found)
+}
+
+/// Replaces the id of a container snapshot, which is random. A round makes at most one.
+fn without_random_id(path: PathBuf) -> PathBuf {
+    const SNAPSHOTS: &str = "container-snapshots";
+    let mut parts = path.components();
+    if parts.next().is_none_or(|it| it.as_os_str() != SNAPSHOTS) || parts.next().is_none() {
+        return path;
+    }
+    Path::new(SNAPSHOTS).join("ID").join(parts.as_path())
 }
 
 fn is_mount_point(path: &Path) -> bool {

@@ -91,9 +91,15 @@ const fn container(name: &'static str, line: &'static str) -> Verb {
     Verb { probes: CONTAINER, after: GONE, ..plain(name, Base::Shell, line) }
 }
 
+const fn snapshot(name: &'static str, line: &'static str) -> Verb {
+    Verb { probes: SNAPSHOTS, after: CHILDREN_GONE, ..plain(name, Base::Shell, line) }
+}
+
 const NEW: &[&str] = &["dump new:1", "verify"];
 const CONTAINER: &[&str] = &["ps -a --json"];
 const GONE: &[&str] = &["!$QUIRE rm -f flt; true"];
+const SNAPSHOTS: &[&str] = &["ps -a --json", "snapshot list --all --json"];
+const CHILDREN_GONE: &[&str] = &["!$QUIRE rm -f flt flt-child; true"];
 
 use Base::{App, Fresh};
 
@@ -242,6 +248,25 @@ pub(super) const VERBS: &[Verb] = &[
         ..container("wait", "wait flt")
     },
     Verb { before: ENDED, ..container("rm of a container", "rm flt") },
+    container("create", "create --name flt bb:1 -- sh -c 'cat /etc/text; exit 3'"),
+    Verb {
+        before: &["create --name flt bb:1 -- sh -c 'echo new > /new; sleep 30'"],
+        ..container("start", "start flt")
+    },
+    Verb { before: RUNNING, ..container("restart", "restart -t 0 flt") },
+    Verb { before: ENDED, ..snapshot("snapshot create", "snapshot create flt point") },
+    Verb {
+        before: RUNNING,
+        ..snapshot("snapshot create while it runs", "snapshot create flt point")
+    },
+    Verb { before: POINT, ..snapshot("snapshot list", "snapshot list") },
+    Verb { before: POINT, ..snapshot("snapshot rm", "snapshot rm point") },
+    Verb {
+        before: POINT,
+        ..snapshot("run --from", "run --name flt-child --from point -- sh -c 'cat /new; exit 3'")
+    },
+    Verb { before: RUNNING, ..snapshot("fork", "fork --name flt-child flt") },
+    Verb { before: POINT, ..snapshot("rollback", "rollback -t 0 flt point") },
     Verb {
         before: ENDED,
         probes: &["ps -a --json", "dump new:1"],
@@ -309,3 +334,5 @@ const ENDED: &[&str] = &[
     "run -d --name flt bb:1 -- sh -c 'cat /etc/text; echo new > /new; mkdir /dir; exit 3'",
     "wait flt",
 ];
+const POINT: &[&str] =
+    &["run -d --name flt bb:1 -- sh -c 'echo new > /new; sleep 30'", "snapshot create flt point"];

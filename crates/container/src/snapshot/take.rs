@@ -15,6 +15,7 @@ use kernel::mount::XattrNamespace;
 use super::{CopyError, CopyReport, FirstCopy, MergeError, Share, first_copy, merge};
 use crate::folder::USERNS;
 use crate::life::background;
+use crate::life::cgroup::cgroups;
 use crate::life::cgroup::pause::{PauseError, freeze};
 use crate::life::lookup::{KnownContainer, KnownError, find_at_rest, find_container};
 use crate::life::writable_layer::{Changes, KeptError};
@@ -85,6 +86,13 @@ pub enum TakeError {
     /// The container was rolled back or removed, or has ended, during the copy.
     #[error("container {0} has ended, or was removed or rolled back, at the same time: try again")]
     Replaced(String),
+    /// The container of a user has no cgroup of its own.
+    #[error(
+        "container {0} cannot be frozen while it runs, because no cgroup was delegated to its user: `quire stop {0}` \
+        ends it, then a snapshot can be taken, and `quire start {0}` starts it again; `quire doctor` shows whether \
+        cgroups are delegated"
+    )]
+    NoFreezer(String),
     /// No monitor watches the container.
     #[error(
         "the monitor of container {0} was killed, so no snapshot can be taken while it runs: \
@@ -176,6 +184,10 @@ pub(crate) fn of_running(
     work: &LongWork<'_>,
 ) -> Result<(ContainerRecord, CopyReport, Duration), TakeError> {
     let id = &found.id;
+    // Otherwise, a long copy would be made before the same error.
+    if !store.who().is_host_root() && cgroups::of_user(&found.folder).is_none() {
+        return Err(TakeError::NoFreezer(id.clone()));
+    }
     let changes = Changes::of_running(&found.folder)
         .map_err(|source| TakeError::Changes { id: id.clone(), source })?;
     let copy_failed = |source| TakeError::Copy { id: id.clone(), source };

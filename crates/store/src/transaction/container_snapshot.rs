@@ -119,6 +119,24 @@ impl Store {
         }
     }
 
+    /// Makes all snapshots durable, for example those of a command that was killed while it waited for the disk. Returns
+    /// whether any was not.
+    ///
+    /// # Errors
+    /// [`ContainerSnapshotError`] if a record cannot be read or replaced, or the disk could not write the data.
+    pub fn settle_container_snapshots(&self) -> Result<bool, ContainerSnapshotError> {
+        self.check_writable()?;
+        let waits = |it: &SeenContainerSnapshot| {
+            let record = it.record.as_ref();
+            !it.is_lost && record.is_ok_and(|it| it.boot.is_some() && !it.has_failed())
+        };
+        let has_waiting = self.container_snapshots.see_all()?.iter().any(waits);
+        if has_waiting {
+            self.sync_container_snapshots()?;
+        }
+        Ok(has_waiting)
+    }
+
     /// Syncs the file system, and then notes that the snapshots which were there before are durable.
     fn sync_container_snapshots(&self) -> Result<(), ContainerSnapshotError> {
         let _synced = self.root.deferral().switch(false);

@@ -12,6 +12,7 @@ use crate::output::report::{self, Time};
 use crate::output::table;
 use crate::session::context::{Context, now};
 use crate::verbs::VerbArgs;
+use crate::verbs::containers::snapshots::origins::{self, Origins};
 #[cfg(feature = "serve")]
 use {
     crate::verbs::services::engines::roots::{RootOptions, list_roots},
@@ -33,14 +34,17 @@ pub(crate) struct Ps {
     /// Show how much each container has written
     #[arg(short, long)]
     pub(crate) size: bool,
+    /// Show each fork below the container of which it was made
+    #[arg(long)]
+    pub(crate) tree: bool,
     /// List the devices of lazily mounted images instead: how much of each is downloaded, and how long readers wait
     #[cfg(feature = "serve")]
-    #[arg(long, group = "service", conflicts_with_all = ["all", "ids", "size"])]
+    #[arg(long, group = "service", conflicts_with_all = ["all", "ids", "size", "tree"])]
     pub(crate) lazy: bool,
     /// List the roots of container engines instead that `quire serve --snapshotter` has mounted; with --all, all
     /// snapshots
     #[cfg(feature = "serve")]
-    #[arg(long, group = "service", conflicts_with_all = ["ids", "size", "lazy"])]
+    #[arg(long, group = "service", conflicts_with_all = ["ids", "size", "tree", "lazy"])]
     pub(crate) engine: bool,
     /// Print the list of --lazy, or the counters of the service behind --engine, as metrics in the text format of
     /// Prometheus
@@ -56,7 +60,7 @@ pub(crate) struct Ps {
 impl VerbArgs for Ps {
     const NAME: &'static str = "ps";
     const ABOUT: &'static str = "List containers";
-    const EXAMPLES: &'static str = "quire ps\n  quire ps --all --size";
+    const EXAMPLES: &'static str = "quire ps\n  quire ps --all --size\n  quire ps --tree";
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         ps(context, self)
@@ -94,6 +98,11 @@ pub(crate) struct PsReport {
     /// Cause of the end: `timeout` or `memory`. Null for any other cause.
     #[cfg_attr(test, schemars(with = "Option<String>"))]
     reason: Option<Reason>,
+    /// Id of the snapshot below the container's writable layer. Null if there is only its image.
+    snapshot: Option<String>,
+    /// The container of whose snapshot it was made, which may have been removed. Null if it was made of its image, or
+    /// the snapshots between the two were merged.
+    origin: Option<String>,
     /// Ports of the host that lead to the container.
     ports: Vec<PortsReport>,
     /// Size of the writable layer. Absent without `--size`. Null if unknown.
@@ -133,12 +142,24 @@ pub(crate) fn ps(context: &Context, args: &Ps) -> anyhow::Result<Answer> {
     }
     let store = context.open_for(OpenOptions::read(), true)?;
     let mut found = store.as_ref().map_or_else(|| Ok(Vec::new()), all)?;
-    found.retain(|it| args.all || it.is_running());
-    found.sort_by_key(|it| it.record.as_ref().map(|it| it.created));
-    if args.ids || context.quiet {
-        return report::lines(found.iter().map(|it| it.id.as_str()));
+    let is_shown = |it: &KnownContainer| args.all || it.is_running();
+    if !args.tree {
+        found.retain(is_shown);
     }
-    let all: Vec<_> = found.iter().map(|it| PsReport::from_container(it, args)).collect();
+    found.sort_by_key(|it| it.record.as_ref().map(|it| it.created));
+    let is_short = args.ids || context.quiet;
+    let origins = store.as_ref().filter(|_| args.tree || !is_short);
+    let origins = origins.map_or_else(Origins::default, |store| Origins::read(store, &found));
+    let found = match args.tree {
+        true => origins.tree(found, is_shown),
+        false => found.into_iter().map(|it| (String::new(), it)).collect(),
+    };
+    if is_short {
+        return report::lines(found.iter().map(|it| it.1.id.as_str()));
+    }
+    let (lines, found): (Vec<_>, Vec<_>) = found.into_iter().unzip();
+    let report = |it| PsReport::from_container(it, &origins, args);
+    let all: Vec<_> = found.iter().map(report).collect();
     report::print(context.json, &all, |all, out| {
         let has_ports = all.iter().any(|it| !it.ports.is_empty());
         let mut titles = vec!["CONTAINER", "IMAGE", "STATUS", "CREATED"];
@@ -148,8 +169,14 @@ pub(crate) fn ps(context: &Context, args: &Ps) -> anyhow::Result<Answer> {
             titles.push("SIZE");
         }
         let now = now().0;
-        let row = |it: &PsReport| it.row(has_ports, args.no_trunc, now);
-        let rows: Vec<_> = all.iter().map(row).collect();
+        let row = |(lines, it): (&String, &PsReport)| {
+            let mut row = it.row(has_ports, args.no_trunc, now);
+            if let Some(name) = row.first_mut() {
+                name.insert_str(0, lines);
+            }
+            row
+        };
+        let rows: Vec<_> = lines.iter().zip(all).map(row).collect();
         let print = if args.no_trunc { table::print_whole } else { table::print };
         print(out, &titles, &rows, &[])
     })?;
@@ -157,7 +184,7 @@ pub(crate) fn ps(context: &Context, args: &Ps) -> anyhow::Result<Answer> {
 }
 
 impl PsReport {
-    fn from_container(known: &KnownContainer, args: &Ps) -> Self {
+    fn from_container(known: &KnownContainer, origins: &Origins, args: &Ps) -> Self {
         let record = known.record.as_ref();
         let state = known.state.as_ref();
         Self {
@@ -173,6 +200,8 @@ impl PsReport {
             code: known.code(),
             lost: known.has_lost(),
             reason: known.reason(),
+            snapshot: origins::snapshot(known).map(str::to_owned),
+            origin: origins.of(known).map(|it| it.container.clone()),
             ports: match known.is_watched() {
                 true => Ports::noted(&known.folder).iter().map(PortsReport::from_ports).collect(),
                 false => Vec::new(),

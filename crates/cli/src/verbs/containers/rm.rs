@@ -8,6 +8,7 @@ use crate::Answer;
 use crate::session::context::{Context, now};
 use crate::session::resolve::NoContainer;
 use crate::verbs::VerbArgs;
+use crate::verbs::containers::snapshots::{clear_unneeded, origins};
 use crate::verbs::images::rmi::image_name;
 
 #[derive(Debug, Args)]
@@ -43,7 +44,10 @@ pub(crate) fn rm(context: &Context, args: &Rm) -> anyhow::Result<Answer> {
             lookup::find_container(&store, text).map_err(|error| absent(&store, text, error))?;
         }
     }
+    let mut had_snapshot = false;
     for container in &args.names {
+        let known = lookup::find_container(&store, container).ok();
+        had_snapshot |= known.is_some_and(|it| origins::snapshot(&it).is_some());
         let if_running = if args.force { IfRunning::Kill } else { IfRunning::Refuse };
         let is_removed = lookup::remove(&store, container, if_running, &|| now().0)?;
         if is_removed {
@@ -57,6 +61,9 @@ pub(crate) fn rm(context: &Context, args: &Rm) -> anyhow::Result<Answer> {
                 "{name} is an image, and stays: `quire rmi {name}` removes its name"
             ));
         }
+    }
+    if had_snapshot {
+        clear_unneeded(&store);
     }
     Ok(Answer::Yes)
 }

@@ -68,6 +68,13 @@ pub(crate) fn gc(context: &Context, args: &Gc) -> anyhow::Result<Answer> {
         (store.plan_gc_within(when, &limits)?, None)
     } else {
         let (cleared, _) = clear_dead(&store, Sweep::Thorough, &|| now().0);
+        // The process that waits for the disk may have been killed.
+        if let Err(error) = store.settle_container_snapshots() {
+            context.remark(&format!(
+                "some snapshots are lost if the machine restarts: {:#}",
+                anyhow::Error::from(error)
+            ));
+        }
         // The service keeps lazy devices open even if they are not in use.
         #[cfg(feature = "serve")]
         serve::lazy::release(&store);

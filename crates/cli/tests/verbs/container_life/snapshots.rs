@@ -22,7 +22,7 @@ const PROGRAMS: [&str; 10] = [
 ];
 
 /// A store whose image `a` has a shell and programs that change files, and a directory `/data`.
-fn with_programs() -> Option<Place> {
+pub(super) fn with_programs() -> Option<Place> {
     let place = place()?;
     let tree = place.path("tree");
     add_programs(&tree, &PROGRAMS);
@@ -44,10 +44,10 @@ const CHANGES: &str = "cd /data && rm -r gone && mkdir gone && echo new > gone/n
     ln -s nowhere link && echo x > plain && ln plain hard && mv kept/8 renamed/deep/eight";
 
 /// Lists names, kinds, modes, owners, sizes and contents of everything that a container may have changed.
-const LISTING: &str = "cd /data && find . ! -type d -printf '%p %y %m %U:%G %s %l %n\\n' -o -printf '%p %y %m %U:%G\\n' | \
+pub(super) const LISTING: &str = "cd /data && find . ! -type d -printf '%p %y %m %U:%G %s %l %n\\n' -o -printf '%p %y %m %U:%G\\n' | \
     sort && find . -type f -exec sha256sum {} + | sort";
 
-fn exec(place: &Place, name: &str, script: &str) -> String {
+pub(super) fn exec(place: &Place, name: &str, script: &str) -> String {
     let ran = place.run_each(&["exec", "-u", "0", name, "sh", "-c", script]);
     assert_eq!(ran.code, Some(0), "{script}: {}", ran.err);
     ran.out
@@ -58,14 +58,14 @@ fn guards<'a>(place: &'a Place, names: &'a [String]) -> Vec<Rm<'a>> {
     names.iter().map(|it| Rm(place, it)).collect()
 }
 
-fn snapshots(place: &Place, options: &str) -> Vec<Value> {
-    let all: Value =
-        serde_json::from_str(&place.out(&format!("snapshot list --json {options}"))).unwrap();
+pub(super) fn snapshots(place: &Place, options: &str) -> Vec<Value> {
+    let listed = place.out(format!("snapshot list --json {options}").trim_end());
+    let all: Value = serde_json::from_str(&listed).unwrap();
     all.as_array().unwrap().clone()
 }
 
 /// Starts a container that only sleeps, and makes changes of every kind in it. Returns the listing.
-fn changed(place: &Place, options: &[&str]) -> String {
+pub(super) fn changed(place: &Place, options: &[&str]) -> String {
     start(place, options, "sleep 600");
     let name = options[1];
     exec(place, name, CHANGES);
@@ -351,4 +351,75 @@ fn what_cannot_be_is_told() {
     wait_for("the end of its monitor", || ps(&place, "told").unwrap()["status"] == "unwatched");
     check("snapshot create told", "monitor");
     assert_eq!(exec(&place, "told", "cat /mine"), "mine\n");
+}
+
+/// Returns the first column of `ps`, without the title.
+fn tree(place: &Place, options: &str) -> Vec<String> {
+    let shown = place.out(format!("ps --tree {options}").trim_end());
+    let column = |line: &str| line.split(" a:latest").next().unwrap().trim_end().to_owned();
+    shown.lines().skip(1).map(column).collect()
+}
+
+#[test]
+fn forks_are_shown_below_their_origins() {
+    let Some(place) = with_programs() else { return };
+    let names = ["origin", "one-1", "one-2", "a", "b", "other"];
+    let _guards = names.map(|it| Rm(&place, it));
+    for name in ["origin", "other"] {
+        start(&place, &["--name", name], "sleep 600");
+    }
+    place.out("fork -n 2 --name one origin");
+    place.out("fork --name a one-1");
+    place.out("snapshot create one-1 point");
+    let from = ["run", "--quiet", "-d", "--name", "b", "--from", "point", "--", "sleep", "600"];
+    assert_eq!(place.run_each(&from).code, Some(0));
+    // Containers of the same second are sorted by name.
+    let whole = ["origin", "├─ one-1", "│  ├─ a", "│  └─ b", "└─ one-2", "other"];
+    assert_eq!(tree(&place, ""), whole);
+    let origins = ["origin", "one-1", "a", "b", "other"].map(|it| {
+        let found = ps(&place, it).unwrap();
+        assert_eq!(found["snapshot"].is_null(), found["origin"].is_null(), "{it}");
+        found["origin"].as_str().map(str::to_owned)
+    });
+    let origins = origins.each_ref().map(Option::as_deref);
+    assert_eq!(origins, [None, Some("origin"), Some("one-1"), Some("one-1"), None]);
+    // A container that does not run is not shown, but its forks are.
+    place.out("stop --time 0 one-1");
+    let found = tree(&place, "");
+    assert!(!found.iter().any(|it| it.contains("one-1")), "{found:?}");
+    assert!(found.iter().any(|it| it == "├─ a" || it == "└─ a"), "{found:?}");
+    assert!(tree(&place, "--all").iter().any(|it| it.ends_with("one-1")));
+    // A container with the name of a removed one is no origin.
+    place.out("rm --force origin");
+    wait_for("its end", || !place.path("store/containers/origin").exists());
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    start(&place, &["--name", "origin"], "sleep 600");
+    assert!(tree(&place, "").contains(&"one-2".to_owned()));
+    assert_eq!(ps(&place, "one-2").unwrap()["origin"], "origin");
+}
+
+#[test]
+fn the_last_container_takes_its_state_with_it() {
+    let Some(place) = with_programs() else { return };
+    let _guards = ["origin", "child", "grandchild"].map(|it| Rm(&place, it));
+    start(&place, &["--name", "origin"], "sleep 600");
+    place.out("fork --name child origin");
+    place.out("fork --name grandchild child");
+    let count = || snapshots(&place, "--all").len();
+    assert_eq!(count(), 2);
+    place.out("rm --force child");
+    assert_eq!(count(), 2);
+    place.out("rm --force grandchild");
+    wait_for("the snapshots to be removed", || count() == 0);
+    // A snapshot with a name stays, and one that lost its name goes with the container.
+    place.out("snapshot create origin named");
+    place.out("snapshot create origin other");
+    place.out("rollback --time 0 origin other");
+    place.out("snapshot rm other");
+    assert_eq!(count(), 2);
+    place.out("rollback --time 0 --image origin");
+    wait_for("the snapshot to be removed", || count() == 1);
+    place.out("rm --force origin");
+    assert_eq!(snapshots(&place, "")[0]["name"], "named");
+    place.out("fsck");
 }

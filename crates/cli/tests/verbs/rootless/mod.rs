@@ -12,6 +12,7 @@ mod limits;
 mod mounts;
 #[cfg(feature = "serve")]
 mod share;
+mod snapshots;
 #[cfg(feature = "serve")]
 mod suites;
 

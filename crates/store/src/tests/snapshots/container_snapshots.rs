@@ -417,6 +417,20 @@ fn settling_one_settles_all_that_were_published_before() {
     check_clean(&store).unwrap();
 }
 
+/// `gc` does this, because the process that waits for the disk may have been killed.
+#[test]
+fn those_of_commands_that_were_killed_are_settled() {
+    let directory = fast_directory();
+    let store = with_image(directory.path());
+    assert!(!store.settle_container_snapshots().unwrap());
+    let record = ContainerSnapshotRecord { boot: this_boot(), ..snapshot(&store, Some("s"), None) };
+    let id = publish(&store, &record).unwrap().id;
+    assert!(store.settle_container_snapshots().unwrap());
+    assert!(store.container_snapshots.find(&id).unwrap().record.boot.is_none());
+    assert!(!store.settle_container_snapshots().unwrap());
+    check_clean(&store).unwrap();
+}
+
 /// The kernel reports lost bytes only once, so no later sync may count.
 #[test]
 fn a_snapshot_that_the_disk_did_not_write_is_never_settled() {

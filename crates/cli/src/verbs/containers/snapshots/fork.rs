@@ -1,5 +1,7 @@
 //! `fork`: makes containers that begin with the root of another one.
 
+use std::collections::VecDeque;
+use std::num::NonZero;
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
@@ -13,7 +15,7 @@ use container::plan::ContainerPlan;
 use container::request::{ChildBase, StoredRequest};
 use container::runtime::Runtime;
 use container::snapshot::take::SnapshotName;
-use kernel::process::{Signals, start_behind};
+use kernel::process::{Process, Signals, start_behind};
 use store::{ContainerSnapshot, OpenOptions, Store};
 
 use crate::Answer;
@@ -113,11 +115,8 @@ fn fork(context: &Context, args: &Fork) -> anyhow::Result<Answer> {
     let asked = Arc::clone(&signals);
     store.give_up_when(move || asked.ending().is_some());
     let forker = Forker { context, store: &store, parent: &parent, stored, base, signals };
-    for id in &names {
-        if let Some(answer) = forker.begin(id)? {
-            return Ok(answer);
-        }
-        report::line(id)?;
+    if let Some(answer) = forker.begin_all(&names)? {
+        return Ok(answer);
     }
     // From here on, only the children keep the snapshot.
     drop(snapshot);
@@ -162,9 +161,48 @@ struct Forker<'a> {
     signals: Arc<Signals>,
 }
 
+/// A child that a monitor is starting.
+struct StartedChild {
+    id: String,
+    report: MonitorReport,
+    monitor: Process,
+}
+
 impl Forker<'_> {
-    /// Starts a child, and waits until it runs. Returns the answer of the program if a signal has arrived.
-    fn begin(&self, id: &str) -> anyhow::Result<Option<Answer>> {
+    /// Starts the children, and prints the name of each one when it runs. As many runtimes work at a time as there are
+    /// processors. After a failure, no further child is started. Returns the answer of a child that did not start.
+    fn begin_all(&self, names: &[String]) -> anyhow::Result<Option<Answer>> {
+        let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let mut outcome = Ok(None);
+        let mut names = names.iter();
+        let mut started = VecDeque::new();
+        loop {
+            while matches!(outcome, Ok(None)) && started.len() < processors {
+                let Some(id) = names.next() else { break };
+                match self.begin(id, &mut started) {
+                    Ok(child) => started.push_back(child),
+                    Err(error) => outcome = Err(error),
+                }
+            }
+            let Some(child) = started.pop_front() else { return outcome };
+            let answer = self.wait(child);
+            if matches!(outcome, Ok(None)) {
+                outcome = answer;
+            }
+        }
+    }
+
+    /// Waits until a child runs, and prints its name. Returns the answer of the program if a signal has arrived.
+    fn wait(&self, child: StartedChild) -> anyhow::Result<Option<Answer>> {
+        let StartedChild { id, report, monitor } = child;
+        match report.wait(&monitor, &self.signals)? {
+            StartReport::Runs => report::line(&id).map(|()| None),
+            how => not_started(how).map(Some),
+        }
+    }
+
+    /// Begins to start a child. `others` are being started already.
+    fn begin(&self, id: &str, others: &mut VecDeque<StartedChild>) -> anyhow::Result<StartedChild> {
         let Self { context, store, parent, .. } = *self;
         let damaged = || format!("container {} is damaged", parent.id);
         let record = parent.record.as_ref().with_context(damaged)?;
@@ -186,11 +224,13 @@ impl Forker<'_> {
         let ready = with_environment(context, &trust, notes.as_ref(), &self.signals, |around| {
             Ok(prepare(store, image, plan, runtime, &living, signals, around)?)
         })?;
-        let (report, monitor) = start_behind(|report| ready.watch(report, None, &|| now().0))?;
-        match MonitorReport::new(id, report).wait(&monitor, &self.signals)? {
-            StartReport::Runs => Ok(None),
-            how => not_started(how).map(Some),
-        }
+        let (report, monitor) = start_behind(|report| {
+            // The monitor must not keep the descriptors of the others.
+            others.clear();
+            ready.watch(report, None, &|| now().0);
+        })?;
+        let report = MonitorReport::new(id, report);
+        Ok(StartedChild { id: id.to_owned(), report, monitor })
     }
 }
 

@@ -12,7 +12,7 @@ use crate::Answer;
 use crate::output::report;
 use crate::session::context::{Context, now};
 use crate::verbs::VerbArgs;
-use crate::verbs::containers::snapshots::fits;
+use crate::verbs::containers::snapshots::{clear_unneeded, fits};
 use crate::verbs::containers::start::{Begun, Starter, check_restart};
 use crate::verbs::exit_codes::START_CODES;
 
@@ -67,13 +67,18 @@ fn roll_back(context: &Context, args: &Rollback) -> anyhow::Result<Answer> {
     }
     let _held = target.map(|it| store.container_snapshots.chain(it)).transpose()?;
     let id = found.id.clone();
+    let had_snapshot = record.snapshot.is_some();
     let was_running = found.is_running();
     if was_running {
         let wish = StopOptions { signal: None, timeout: args.time };
         stop::stop(&store, vec![found], wish, &|| now().0, &|text| context.remark(text))?;
     }
     let starter = Starter::new(context, &store)?;
-    match starter.roll_back(&id, target, was_running)? {
+    let begun = starter.roll_back(&id, target, was_running)?;
+    if had_snapshot {
+        clear_unneeded(&store);
+    }
+    match begun {
         Some(Begun::Failed(answer)) => Ok(answer),
         _ => report::line(&id).map(|()| Answer::Yes),
     }

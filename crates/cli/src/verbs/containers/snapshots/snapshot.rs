@@ -16,6 +16,7 @@ use crate::output::table;
 use crate::session::context::{Context, now};
 use crate::session::signals::until_signal;
 use crate::verbs::VerbArgs;
+use crate::verbs::containers::snapshots::clear_unneeded;
 
 /// An action of `snapshot`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -276,7 +277,12 @@ fn remove(context: &Context, names: &[String]) -> anyhow::Result<Answer> {
     let mut removed = Vec::new();
     for (name, id) in found {
         let gone = store.remove_container_snapshot(&id);
-        let gone = gone.with_context(|| format!("cannot remove snapshot {name}"))?;
+        let mut gone = gone.with_context(|| format!("cannot remove snapshot {name}"))?;
+        if !gone {
+            // Processes of a container that was just removed may have it open.
+            clear_unneeded(&store);
+            gone = store.container_snapshots.all()?.iter().all(|(it, _)| *it != id);
+        }
         if !gone {
             context.remark(&format!(
                 "the data of snapshot {name} stays as long as a container or another snapshot needs it"
