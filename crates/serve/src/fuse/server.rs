@@ -89,7 +89,7 @@ impl LendImage for FuseServer {
     }
 }
 
-/// Opens a connection before anything else, because most failures are here.
+/// Opens a connection. This is the step that fails on most machines on which FUSE does not work, so it is the first.
 fn connect() -> Result<FuseConnection, Failed> {
     FuseConnection::open().map_err(|error| match error {
         FuseError::Open(errno) => format!("{NoFuseDevice} ({errno})").into(),
