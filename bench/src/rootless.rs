@@ -28,18 +28,19 @@ const COMPOSEFS: &str = "kernel: root's quire mount (EROFS and overlayfs)";
 const TREE: &str = "quire mount --via tree, in a user namespace";
 const SERVICE: &str = "quire mount --via service, in a user namespace";
 const FUSE: &str = "root's quire mount --via fuse";
+const FUSE_OBJECTS: &str = "quire mount --via fuse-objects, in a user namespace";
 const FUSE_INSIDE: &str = "quire mount --via fuse, in a user namespace";
 const EROFSFUSE: &str = "erofsfuse";
 const CFUSE: &str = "composefs-rs, FUSE";
 /// Ways of Quire for users.
-const VIA: [&str; 3] = ["service", "tree", "fuse"];
+const VIA: [&str; 4] = ["service", "fuse-objects", "fuse", "tree"];
 
 /// Longest time from a server's start to its mount.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Whether a way's mount is only visible in a user namespace.
 fn is_inside(way: &str) -> bool {
-    matches!(way, TREE | SERVICE | FUSE_INSIDE)
+    matches!(way, TREE | SERVICE | FUSE_OBJECTS | FUSE_INSIDE)
 }
 /// A command that root runs in a mounted image.
 fn command(way: &Way<'_>, inside: Option<u32>, words: &[&str]) -> Command {
@@ -184,6 +185,7 @@ fn mounts(user: &User<'_>) -> Result<Vec<Table>> {
                 .before(|| user.service_again()),
             Contestant::new("--via service, again", || call("service"))
                 .before(|| quiet(&mut call("service"))),
+            Contestant::new("--via fuse-objects", || call("fuse-objects")),
             Contestant::new("--via tree", || call("tree")),
         ];
         tables.push(rested(user).race(title, contestants)?);
@@ -291,7 +293,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
 }
 
 fn findings(table: &Table) -> Vec<String> {
-    let ours = [SERVICE, FUSE, FUSE_INSIDE, TREE];
+    let ours = [SERVICE, FUSE_OBJECTS, FUSE, FUSE_INSIDE, TREE];
     let pairs = [EROFS, COMPOSEFS, CFUSE].into_iter().flat_map(|it| ours.map(|ours| (ours, it)));
     let mut found: Vec<_> =
         pairs.filter_map(|(ours, theirs)| table.titled_ratio(ours, theirs)).collect();

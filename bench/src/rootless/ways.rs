@@ -12,7 +12,10 @@ use anyhow::{Context as _, Result, bail};
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use rustix::mount::{UnmountFlags, mount_bind, unmount};
 
-use super::{CFUSE, COMPOSEFS, EROFS, EROFSFUSE, FUSE, FUSE_INSIDE, PATIENCE, SERVICE, TREE, USER};
+use super::{
+    CFUSE, COMPOSEFS, EROFS, EROFSFUSE, FUSE, FUSE_INSIDE, FUSE_OBJECTS, PATIENCE, SERVICE, TREE,
+    USER,
+};
 use crate::Context;
 use crate::command::{cmd, more, run, wait_until};
 use crate::mounts::is_mounted;
@@ -175,7 +178,7 @@ pub(super) fn ways<'a>(user: &'a User<'a>, image: &'a str) -> Result<Vec<Way<'a>
             point,
             mount: Box::new(move || mount(&at)),
             unmount: match name {
-                TREE | SERVICE | FUSE_INSIDE => Box::new(|| Ok(())),
+                TREE | SERVICE | FUSE_OBJECTS | FUSE_INSIDE => Box::new(|| Ok(())),
                 _ => Box::new(move || Ok(unmount(&away, UnmountFlags::DETACH)?)),
             },
         });
@@ -187,7 +190,13 @@ pub(super) fn ways<'a>(user: &'a User<'a>, image: &'a str) -> Result<Vec<Way<'a>
     let composefs =
         move |at: &Path| run!("{quire} --store {work}/root-store mount {image} {at}").map(|_| None);
     add(COMPOSEFS, "composefs", Box::new(composefs))?;
-    for (name, way) in [(TREE, "tree"), (SERVICE, "service"), (FUSE_INSIDE, "fuse")] {
+    let inside = [
+        (TREE, "tree"),
+        (SERVICE, "service"),
+        (FUSE_OBJECTS, "fuse-objects"),
+        (FUSE_INSIDE, "fuse"),
+    ];
+    for (name, way) in inside {
         let mount = move |at: &Path| {
             let (ready, quire) = (user.home.join("ready"), &user.quire);
             let _earlier = fs::remove_file(&ready);

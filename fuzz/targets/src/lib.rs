@@ -87,15 +87,24 @@ pub fn signing(bytes: &[u8]) {
 /// follows them.
 pub fn fuse_tree(bytes: &[u8]) {
     use image::erofs::read::ShownImage;
-    use kernel::fuse::{FuseOperation, FuseRequest};
-    use serve::fuse::{AnswerMemory, FileTree, FuseAnswer, FuseView};
+    use serve::fuse::{FileTree, FuseView};
     let Some((length, rest)) = bytes.split_first_chunk() else { return };
-    let Some((mut requests, image)) = rest.split_at_checked(u16::from_le_bytes(*length).into())
-    else {
+    let Some((requests, image)) = rest.split_at_checked(u16::from_le_bytes(*length).into()) else {
         return;
     };
-    let Ok(image) = Image::open(image).and_then(ShownImage::new) else { return };
-    let tree = FileTree::new(image, NoData, FuseView::Namespace, None);
+    for view in [FuseView::Namespace, FuseView::Objects] {
+        let Ok(image) = Image::open(image).and_then(ShownImage::new) else { return };
+        let mut tree = FileTree::new(image, NoData, view, None);
+        // The places are only for images whose directories can be read.
+        let _added = tree.add_places(&["/etc/hosts", "/proc/", "/a/b/c"]);
+        answer_all(&tree, requests);
+    }
+}
+
+/// Sends requests to a tree. Each is preceded by its length.
+fn answer_all(tree: &serve::fuse::FileTree<&[u8], NoData>, mut requests: &[u8]) {
+    use kernel::fuse::{FuseOperation, FuseRequest};
+    use serve::fuse::{AnswerMemory, FuseAnswer};
     let mut memory = AnswerMemory::default();
     while let Some(length) = requests.first_chunk().map(|it| u32::from_le_bytes(*it)) {
         let length = usize::try_from(length).unwrap_or(usize::MAX);

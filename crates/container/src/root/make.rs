@@ -223,19 +223,12 @@ fn in_user_namespace(
         Via::Tree => None,
     };
     if let Some(serve) = serve {
-        match Suits::from_image(open)? {
-            Suits::Tree => {}
-            Suits::Fuse => return served(image, layers, serve, shape, name),
-            Suits::Both => match served(image, layers, serve, shape, name) {
-                // For example, /dev/fuse may be missing.
-                Err(MakeRootError::Serve { source, .. }) => {
-                    tracing::info!(
-                        error = &*source,
-                        "cannot serve {name} by FUSE: making a tree, although the image is large"
-                    );
-                }
-                root => return root,
-            },
+        match served(image, layers, serve, shape, name) {
+            // For example, /dev/fuse may be missing.
+            Err(MakeRootError::Serve { source, .. }) if can_lead_to_objects(open, name).is_ok() => {
+                tracing::info!(error = &*source, "cannot serve {name} by FUSE: making a tree");
+            }
+            root => return root,
         }
     }
     can_lead_to_objects(open, name)?;
@@ -322,30 +315,6 @@ fn lent(
     }
     let place = places.pop().unwrap_or_default();
     Ok(Lent::Refused(format!("the image has no file or directory at {place} to mount on").into()))
-}
-
-/// Ways that suit an image.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Suits {
-    Tree,
-    Fuse,
-    /// Both work, but FUSE is better.
-    Both,
-}
-
-/// Maximum number of files for a tree. Making a larger tree takes longer, and many megabytes of memory.
-const TREE_MAX: u64 = 30_000;
-
-impl Suits {
-    fn from_image(image: &OpenImage) -> Result<Self, MakeRootError> {
-        let is_old = KernelVersion::running().is_some_and(|it| it < OVERLAY_USER_DATA);
-        if is_old || image.form != Form::Objects {
-            return Ok(Self::Fuse);
-        }
-        let failed = OperationError::of("read image", image.id);
-        let inodes = Image::open(&image.image).map_err(failed)?.superblock().inodes;
-        Ok(if inodes > TREE_MAX { Self::Both } else { Self::Tree })
-    }
 }
 
 /// Makes a root over a FUSE file system, which contains the data of all files.

@@ -10,8 +10,8 @@ use crate::root::trust::TrustedImage;
 #[derive(Debug, Clone, Copy)]
 pub enum Via<'a> {
     /// The best way for the image and the kernel. This is a service, if one runs; or FUSE for names and objects for
-    /// data, if the kernel can redirect an overlay to objects; or a tree, if the image has few files; or a FUSE server
-    /// for everything.
+    /// data, if the kernel can redirect an overlay to objects; or a FUSE server for everything; or a tree, if FUSE does
+    /// not work.
     Auto {
         lender: Option<&'a dyn LendImage>,
         /// Serves names by FUSE.

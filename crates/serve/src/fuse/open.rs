@@ -14,6 +14,8 @@ use super::tree::{FileData, FileTree, FuseView};
 
 /// Cache for blocks of the image file; a directory and its inodes are close to each other.
 const CACHE: CacheSize = CacheSize { chunk: 16 << 10, chunks: 64 };
+/// The same for a server that rests: the process that starts it again keeps the chunks that were read at first.
+const CACHE_AT_REST: CacheSize = CacheSize { chunk: 4 << 10, chunks: 256 };
 
 /// Why an image cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -45,7 +47,8 @@ pub fn open(
     let file = image.image.fd().try_clone_to_owned().map_err(failed)?;
     let checked = CheckedFile::new(file.into(), *id.digest(), image.image.size());
     let checked = checked.map_err(OperationError::of("use the file of image", id))?;
-    let erofs = Image::open(Cached::with(checked, CACHE)).map_err(wrong)?;
+    let cache = if view == FuseView::Objects { CACHE_AT_REST } else { CACHE };
+    let erofs = Image::open(Cached::with(checked, cache)).map_err(wrong)?;
     let shown = ShownImage::new(erofs).map_err(wrong)?;
     let devices = image.devices.iter().map(Device::new).collect::<Result<_, _>>();
     let data = StoreData {

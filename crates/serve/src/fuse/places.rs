@@ -1,11 +1,10 @@
-//! Empty files and directories that a file system shows in addition to those of the image, as mount points.
+//! Numbers of files, and the empty files and directories that a file system shows in addition to those of the image, as
+//! mount points.
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
-use image::erofs::read::{FileType, ReadAt, ReadError, ShownImage};
+use image::erofs::read::{FileType, Nid, ReadAt, ReadError, ShownImage};
 use kernel::fuse::{NodeAttributes, NodeNumber};
 use rustix::fs::Mode;
-
-use super::tree::node_of;
 
 /// Node number of the first place. Nodes of an image have numbers below 2^60, because its size in bytes is below 2^64
 /// and an inode has at least 32 bytes. It is also the position of the first place in a directory listing: positions in
@@ -111,6 +110,15 @@ impl Places {
     ) -> impl Iterator<Item = (NodeNumber, &Place)> {
         self.of(directory).filter(move |(node, _)| node.0 >= position)
     }
+}
+
+/// Returns the node number of a file of an image. The root has a fixed one. All others have their inode's number plus
+/// 2, because 0 and 1 have a meaning in FUSE.
+pub(super) fn node_of<S: ReadAt>(image: &ShownImage<S>, nid: Nid) -> Option<NodeNumber> {
+    if nid == image.root() {
+        return Some(NodeNumber::ROOT);
+    }
+    nid.0.checked_add(2).map(NodeNumber)
 }
 
 /// Whether a position of a listing is after all entries of the image.

@@ -57,6 +57,7 @@ impl ServeImage for FuseServer {
         with_xattrs: WithXattrs,
         above: Above,
     ) -> Result<ServedImage, Failed> {
+        let connection = connect()?;
         let ids = ids(self.0)?;
         let mut tree = open(image.image(), FuseView::Namespace, ids)?;
         let apart = match with_xattrs {
@@ -72,7 +73,7 @@ impl ServeImage for FuseServer {
         if apart.is_none() && above == Above::Nothing {
             tree.set_view(FuseView::Alone);
         }
-        Ok(ServedImage { mount: self.mount_tree(&tree, name)?, apart })
+        Ok(ServedImage { mount: self.mount_tree(&connection, &tree, name)?, apart })
     }
 }
 
@@ -80,10 +81,20 @@ impl ServeImage for FuseServer {
 /// their requests.
 impl LendImage for FuseServer {
     fn lend(&self, image: &OpenImage, places: &[&str]) -> Result<Option<LentMount>, Failed> {
+        let connection = connect()?;
         let mut tree = open(image, FuseView::Objects, ids(self.0)?)?;
         tree.add_places(places)?;
-        Ok(Some(LentMount { mount: self.mount_tree(&tree, LENT)?, of: image.id }))
+        let mount = self.mount_tree(&connection, &tree, LENT)?;
+        Ok(Some(LentMount { mount, of: image.id }))
     }
+}
+
+/// Opens a connection. This is the step that fails on most machines on which FUSE does not work, so it is the first.
+fn connect() -> Result<FuseConnection, Failed> {
+    FuseConnection::open().map_err(|error| match error {
+        FuseError::Open(errno) => format!("{NoFuseDevice} ({errno})").into(),
+        error => Failed::from(error),
+    })
 }
 
 /// Source of a mount that is part of an overlay, and that no list of mounts shows.
@@ -99,11 +110,12 @@ fn ids(who: Who) -> std::io::Result<Option<OwnIds>> {
 
 impl FuseServer {
     /// Mounts a tree, detached, and starts its server.
-    fn mount_tree(&self, tree: &StoreTree, name: &str) -> Result<Detached, Failed> {
-        let connection = FuseConnection::open().map_err(|error| match error {
-            FuseError::Open(errno) => format!("{NoFuseDevice} ({errno})").into(),
-            error => Failed::from(error),
-        })?;
+    fn mount_tree(
+        &self,
+        connection: &FuseConnection,
+        tree: &StoreTree,
+        name: &str,
+    ) -> Result<Detached, Failed> {
         let options = FuseOptions {
             root: FileType::Directory,
             owner: (self.0.user, self.0.group),
@@ -111,7 +123,7 @@ impl FuseServer {
             name,
         };
         let mount = kernel::mount::fuse(connection.as_fd(), &options)?;
-        start(&connection, tree, Mounts::Few)?;
+        start(connection, tree, Mounts::Few)?;
         Ok(mount)
     }
 

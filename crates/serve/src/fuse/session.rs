@@ -25,9 +25,11 @@ const SPIN: Duration = Duration::from_micros(100);
 /// Longest read, in bytes, that the thread which takes requests handles itself.
 const SHORT: u32 = 16 << 10;
 
-/// After how many requests a thread that [follows](Processor) a program looks where the program runs. Looking takes as
-/// long as a request.
-const LOOK: u32 = 32;
+/// After how many requests a thread that [follows](Processor) a program looks again where the program runs. Looking
+/// takes longer than a request.
+const LOOK: u32 = 256;
+/// The same, if the request is of another program.
+const LOOK_AT_ANOTHER: u32 = 16;
 
 /// How long a server of names waits for requests before it exits. The next request starts another server, which takes a
 /// millisecond. A host may have thousands of containers, most of which rest.
@@ -82,7 +84,7 @@ fn serve_names<S: ReadAt, D: FileData>(
 ) -> Result<(), FuseError> {
     connection.never_wait_in_take()?;
     let (mut buffer, mut memory) = (RequestBuffer::default(), AnswerMemory::default());
-    let mut processor = Processor::default();
+    let mut processor = Processor::new();
     while connection.has_request(Some(IDLE))? {
         match connection.take(&mut buffer) {
             Ok(TakenRequest::Request(request)) => {
@@ -100,27 +102,34 @@ fn serve_names<S: ReadAt, D: FileData>(
 
 /// The processor on which a thread runs: that of the last program that sent a request. Then a request and its reply are
 /// two switches between threads of one processor, and no processor is woken.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Processor {
     current: Option<usize>,
-    until_look: u32,
+    /// The thread that the last look was at.
+    of: u32,
+    since_look: u32,
 }
 
 impl Processor {
+    const fn new() -> Self {
+        Self { current: None, of: 0, since_look: LOOK }
+    }
+
     /// Moves this thread to the processor of another one, from time to time. If this fails, the kernel chooses the
     /// processor.
     fn follow(&mut self, thread: u32) {
-        let Some(left) = self.until_look.checked_sub(1) else {
-            self.until_look = LOOK;
-            let theirs = last_processor(thread).filter(|it| *it < CpuSet::MAX_CPU);
-            if let Some(theirs) = theirs.filter(|it| self.current != Some(*it)) {
-                let mut only = CpuSet::new();
-                only.set(theirs);
-                self.current = sched_setaffinity(None, &only).is_ok().then_some(theirs);
-            }
+        self.since_look = self.since_look.saturating_add(1);
+        let patience = if thread == self.of { LOOK } else { LOOK_AT_ANOTHER };
+        if self.since_look < patience {
             return;
-        };
-        self.until_look = left;
+        }
+        (self.of, self.since_look) = (thread, 0);
+        let theirs = last_processor(thread).filter(|it| *it < CpuSet::MAX_CPU);
+        if let Some(theirs) = theirs.filter(|it| self.current != Some(*it)) {
+            let mut only = CpuSet::new();
+            only.set(theirs);
+            self.current = sched_setaffinity(None, &only).is_ok().then_some(theirs);
+        }
     }
 }
 

@@ -20,7 +20,7 @@ use kernel::fuse::{
 use rustix::fs::Mode;
 use rustix::io::Errno;
 
-use super::places::{Place, Places, after_place, is_after_image};
+use super::places::{Place, Places, after_place, is_after_image, node_of};
 
 /// Prefix of xattrs that only root of the initial namespace may have.
 const TRUSTED: &[u8] = b"trusted.";
@@ -564,15 +564,6 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
 
 /// Error of a file whose data cannot be found.
 const UNNAMED: &str = "the image has no digest of the file's content";
-
-/// Returns the node number of a file of an image. The root has a fixed one. All others have their inode's number plus
-/// 2, because 0 and 1 have a meaning in FUSE.
-pub(super) fn node_of<S: ReadAt>(image: &ShownImage<S>, nid: Nid) -> Option<NodeNumber> {
-    if nid == image.root() {
-        return Some(NodeNumber::ROOT);
-    }
-    nid.0.checked_add(2).map(NodeNumber)
-}
 
 /// Replies with bytes if they fit into `size`, or with their length if `size` is 0, as getxattr(2) does.
 fn sized(bytes: &[u8], size: u32) -> Result<FuseAnswer<'_>, Failed> {

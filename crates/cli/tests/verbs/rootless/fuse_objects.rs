@@ -44,7 +44,7 @@ fn this_way_is_preferred() {
              for p in $(pgrep -f \"^$Q run c\"); do pgrep -f \"^$Q run c\" -P $p > child && continue; \
                  ls -l /proc/$p/fd; done | grep -c /dev/fuse > found
              [ $(cat found) = 0 ] && echo 0 || echo 1
-             $Q exec c grep -c datadir+ /proc/self/mountinfo
+             $Q exec c cat /proc/self/mountinfo | grep -c datadir+
              $Q rm --force c"
         ));
         assert_eq!(ran.out, format!("c\n{holders}\n1\n"), "{options}: {}", ran.err);
@@ -62,13 +62,13 @@ fn a_server_rests_and_is_started_again() {
          rests && echo rests
          $Q exec c cat theirs; echo
          rests && echo rests
-         $Q exec c sh -c 'ls -lR /etc | grep -c again; cat etc/again | head -c 0; echo ok'
+         $Q exec c sh -c 'ls -lR /etc; cat etc/again' | grep -a -c again
          rests && echo rests
          $Q rm --force c
          for _ in $(seq 100); do [ -e /proc/$H/exe ] || break; sleep 0.1; done
          [ -e /proc/$H/exe ] && echo left || echo ended"
     ));
-    let expect = "c\nrests\ntheirs\nrests\n1\nok\nrests\nended\n";
+    let expect = "c\nrests\ntheirs\nrests\n1\nrests\nended\n";
     assert_eq!(ran.out, expect, "{}", ran.err);
 }
 
