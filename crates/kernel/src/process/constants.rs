@@ -90,8 +90,8 @@ impl Constants {
             let Some(word) = bytes.get_mut(at - start..).and_then(|it| it.first_chunk_mut()) else {
                 return;
             };
-            let before = usize::from_ne_bytes(*word);
-            *word = found.changed(before, change).to_ne_bytes();
+            let before = usize::from_le_bytes(*word);
+            *word = found.changed(before, change).to_le_bytes();
         });
         let first = std::ptr::with_exposed_provenance::<u8>(start);
         // SAFETY: the dynamic linker has made these pages read-only, and no other memory is in them.
@@ -166,7 +166,7 @@ impl Constants {
         let mut visit = |offset: usize, change| {
             let at = self.base.wrapping_add(offset);
             let last = at.wrapping_add(WORD - 1);
-            if self.pages.contains(&at) && self.pages.contains(&last) && at % WORD == 0 {
+            if self.pages.contains(&at) && self.pages.contains(&last) && at.is_multiple_of(WORD) {
                 visit(at, change);
             }
         };
@@ -229,7 +229,7 @@ impl Program {
             unsafe { to.cast::<Option<libc::dl_phdr_info>>().write(Some(info)) };
             1
         }
-        if RELATIVE.is_none() || WORD != 8 {
+        if RELATIVE.is_none() || WORD != 8 || cfg!(target_endian = "big") {
             return None;
         }
         let mut info: Option<libc::dl_phdr_info> = None;
@@ -273,7 +273,7 @@ impl Program {
         let is_inside =
             |(range, _): &&(Range<usize>, u64)| range.start <= address && end <= range.end;
         self.loaded.iter().find(is_inside)?;
-        if address % align_of::<T>() != 0 {
+        if !address.is_multiple_of(align_of::<T>()) {
             return None;
         }
         let first = std::ptr::with_exposed_provenance::<T>(address);
