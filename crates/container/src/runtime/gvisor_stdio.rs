@@ -249,8 +249,11 @@ struct Shared {
 
 struct Passing {
     reader: PipeReader,
-    sink: Box<dyn FnMut(&[u8]) -> io::Result<()> + Send>,
+    sink: Box<Sink>,
 }
+
+/// As a type of its own, because clippy counts it as too complex inside of another.
+type Sink = dyn FnMut(&[u8]) -> io::Result<()> + Send;
 
 /// How long the thread of a [`Pump`] waits for more data.
 const PATIENCE: Duration = Duration::from_secs(1);
