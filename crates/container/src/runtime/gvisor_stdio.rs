@@ -236,7 +236,7 @@ pub(crate) struct Pump {
     running: Option<PipeWriter>,
 }
 
-/// What the threads of a [`Pump`] share.
+/// State that the threads of a [`Pump`] share.
 struct Shared {
     passing: Mutex<Passing>,
     /// Becomes readable when data arrives that no thread passes on (epoll(7), `EPOLLONESHOT`).
@@ -252,7 +252,7 @@ struct Passing {
     sink: Box<Sink>,
 }
 
-/// As a type of its own, because clippy counts it as too complex inside of another.
+/// Clippy counts this type as too complex inside of another.
 type Sink = dyn FnMut(&[u8]) -> io::Result<()> + Send;
 
 /// How long the thread of a [`Pump`] waits for more data.
@@ -355,7 +355,7 @@ impl Shared {
         self.wait_for_more(reader)
     }
 
-    /// Makes `arrival` readable when data is there.
+    /// Makes `arrival` readable when data arrives.
     fn wait_for_more(&self, reader: &PipeReader) -> io::Result<()> {
         Ok(epoll::modify(&self.arrival, reader, epoll::EventData::new_u64(0), Self::EVENTS)?)
     }

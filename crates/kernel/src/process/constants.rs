@@ -70,7 +70,7 @@ impl Constants {
     /// Finds the pages that can be computed. `None` if there are none, as in a program at a fixed address.
     #[must_use]
     pub(super) fn find() -> Option<Self> {
-        let program = Program::of_this_process().filter(|it| it.base != 0)?;
+        let program = Program::of_process().filter(|it| it.base != 0)?;
         let page_size = rustix::param::page_size();
         let start = program.relro.start.checked_next_multiple_of(page_size)?;
         let end = program.relro.end.min(program.dynamic.start) / page_size * page_size;
@@ -216,7 +216,7 @@ struct Program {
 }
 
 impl Program {
-    fn of_this_process() -> Option<Self> {
+    fn of_process() -> Option<Self> {
         /// Takes the first entry, which is that of the program. Source: dl_iterate_phdr(3).
         unsafe extern "C" fn first(
             info: *mut libc::dl_phdr_info,
