@@ -350,8 +350,8 @@ impl RuntimeSpec {
         }
     }
 
-    /// Reads only the first program and its arguments from the configuration of the container with this folder. What
-    /// follows `process` is neither read nor checked: in Quire's files, that is nearly everything.
+    /// Reads only the first program and its arguments from the configuration of the container with this folder. The rest
+    /// of the file behind `process`, which is nearly everything in Quire's files, is neither read nor checked.
     pub(crate) fn load_args(folder: &Path) -> Result<Vec<String>, SpecError> {
         let path = folder.join(CONFIG);
         let file = match File::open(&path) {
@@ -478,7 +478,7 @@ mod tests {
             std::fs::write(folder.path().join(CONFIG), text).unwrap();
             assert!(matches!(args(), Err(SpecError::Json { .. })), "{text}");
         }
-        // What Quire writes has `process` at the front, so that the rest is not read.
+        // Quire writes `process` at the front, so that the rest is not read.
         let spec: RuntimeSpec = serde_json::from_str(FOREIGN).unwrap();
         let written = serde_json::to_string(&spec).unwrap();
         let place = |name: &str| written.find(&format!("\"{name}\":")).unwrap();

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use kernel::process::{
-    Executed, Exit, MountsBefore, Patience, Pid, Process, ProcessIdentity, Setup, Signal, Signals,
+    Executed, Exit, ExpectedWait, MountsBefore, Pid, Process, ProcessIdentity, Setup, Signal,
+    Signals,
 };
 use store::{ContainerDir, OperationError};
 
@@ -196,7 +197,7 @@ pub fn watch(
         &mut |_| {},
         &mut meanwhile,
         also,
-        Patience::Long,
+        ExpectedWait::Long,
     );
     drop(prompt);
     let exit = terms.exit(exit.map_err(runtime_failed)?);

@@ -13,7 +13,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use kernel::mount::{Detached, Propagation};
-use kernel::process::{Exit, Patience, Prompt, Setup, Signal, Signals, Who};
+use kernel::process::{Exit, ExpectedWait, Prompt, Setup, Signal, Signals, Who};
 use store::OperationError;
 
 use crate::boot_cache::Notes;
@@ -277,7 +277,7 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
             &mut asked,
             &mut meanwhile,
             None,
-            Patience::Short,
+            ExpectedWait::Short,
         )
         .map_err(runtime_failed)?;
     drop(prompt);

@@ -236,7 +236,7 @@ pub(crate) struct Pump {
     running: Option<PipeWriter>,
 }
 
-/// What the threads of a [`Pump`] share.
+/// State that the threads of a [`Pump`] share.
 struct Shared {
     passing: Mutex<Passing>,
     /// Becomes readable when data arrives that no thread passes on (epoll(7), `EPOLLONESHOT`).
@@ -249,8 +249,11 @@ struct Shared {
 
 struct Passing {
     reader: PipeReader,
-    sink: Box<dyn FnMut(&[u8]) -> io::Result<()> + Send>,
+    sink: Box<Sink>,
 }
+
+/// Clippy counts this type as too complex inside of another.
+type Sink = dyn FnMut(&[u8]) -> io::Result<()> + Send;
 
 /// How long the thread of a [`Pump`] waits for more data.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -352,7 +355,7 @@ impl Shared {
         self.wait_for_more(reader)
     }
 
-    /// Makes `arrival` readable when data is there.
+    /// Makes `arrival` readable when data arrives.
     fn wait_for_more(&self, reader: &PipeReader) -> io::Result<()> {
         Ok(epoll::modify(&self.arrival, reader, epoll::EventData::new_u64(0), Self::EVENTS)?)
     }

@@ -1,6 +1,7 @@
 //! Makes a process small that has done much work and then waits for a long time. A host may have thousands of these.
 //!
-//! [`shrink`] gives back what is not needed at the moment. [`Waiter`] also gives back what is needed after the wait.
+//! [`shrink`] gives back memory that is not needed at the moment. [`Waiter`] also gives back memory that is needed after
+//! the wait.
 #![expect(unsafe_code, reason = "memory is given back by its addresses")]
 
 use std::ops::Range;
@@ -16,7 +17,7 @@ use super::trim_heap;
 
 /// How long a process expects to wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Patience {
+pub enum ExpectedWait {
     /// For a moment, or while a user waits as well.
     Short,
     /// Perhaps for days.
@@ -32,16 +33,16 @@ const RARELY: Duration = Duration::from_secs(3600);
 /// Waits for descriptors, and keeps this process small during long waits.
 #[derive(Debug)]
 pub(super) struct Waiter {
-    patience: Patience,
+    expected: ExpectedWait,
     /// Time until the next question.
     pause: Duration,
-    /// What is found once.
+    /// The result of the search, which is done once.
     constants: Option<Option<Constants>>,
 }
 
 impl Waiter {
-    pub(super) const fn new(patience: Patience) -> Self {
-        Self { patience, pause: QUIET, constants: None }
+    pub(super) const fn new(expected: ExpectedWait) -> Self {
+        Self { expected, pause: QUIET, constants: None }
     }
 
     /// Waits like poll(2), or less: without an event, it may return before the timeout.
@@ -51,7 +52,7 @@ impl Waiter {
         timeout: Option<Duration>,
     ) -> Result<usize, Errno> {
         let is_long = timeout.is_none_or(|it| it > self.pause);
-        if self.patience == Patience::Short || !is_long {
+        if self.expected == ExpectedWait::Short || !is_long {
             return poll(fds, timeout);
         }
         let ready = poll(fds, Some(self.pause))?;

@@ -30,7 +30,7 @@ use rustix::process::{PidfdFlags, PidfdGetfdFlags, WaitId, WaitIdOptions};
 pub use allocator::{keep_little_heap, trim_heap, use_one_heap};
 pub use appearance::{hide_environment, show_as};
 use at_rest::Waiter;
-pub use at_rest::{Patience, shrink};
+pub use at_rest::{ExpectedWait, shrink};
 pub use daemonize::{Done, finish_behind, start_behind, start_server};
 pub use holders::{Holder, holders};
 pub use identity::{IdentityError, ProcessIdentity, boot_id};
@@ -266,7 +266,7 @@ impl Process {
         meanwhile: &mut dyn FnMut() -> Option<Duration>,
     ) -> Result<Exit, ProcessError> {
         let mut deliver = |signal| self.signal(signal);
-        self.supervise_by(signals, &mut deliver, asked, meanwhile, None, Patience::Short)
+        self.supervise_by(signals, &mut deliver, asked, meanwhile, None, ExpectedWait::Short)
     }
 
     /// Like [`Process::supervise`], but forwards signals by calling `deliver`. A wait also ends when `also` is readable;
@@ -281,10 +281,10 @@ impl Process {
         asked: &mut dyn FnMut(u32),
         meanwhile: &mut dyn FnMut() -> Option<Duration>,
         also: Option<BorrowedFd<'_>>,
-        patience: Patience,
+        expected: ExpectedWait,
     ) -> Result<Exit, ProcessError> {
         let mut count = Requests::default();
-        let mut waiter = Waiter::new(patience);
+        let mut waiter = Waiter::new(expected);
         loop {
             let most = meanwhile();
             let fds = [self.fd.as_fd(), signals.as_fd(), also.unwrap_or(self.fd.as_fd())];

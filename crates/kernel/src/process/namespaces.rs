@@ -97,7 +97,7 @@ pub fn own_mounts(from_host: Propagation) -> Result<(), ProcessError> {
         .map_err(ProcessError::call("make mounts private in a namespace"))
 }
 
-/// The mount namespace and the root directory of a process that is about to move into a namespace of its own, and may
+/// The mount namespace and the root directory of a process that is about to move into another namespace, and may
 /// return.
 #[derive(Debug)]
 pub struct MountsBefore {

@@ -1,4 +1,4 @@
-//! What is left of a container's start while the container runs in the background. Needs root.
+//! Resources that a container in the background needs while nothing happens. Needs root.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;

@@ -102,7 +102,7 @@ fn all_files_of_a_folder_are_in_the_table() {
     }
     let unknown: Vec<_> = found.iter().filter(|it| !is_known(it)).collect();
     assert!(unknown.is_empty(), "{unknown:?}");
-    for name in [CONFIG, LOG, PID, STATE, CODE, FILESTORE, LAYER, "filestore-0", "mount-0"] {
+    for name in [CONFIG, LOG, PID, STATE, CODE, FILESTORE, LAYER, "filestore-0"] {
         assert!(found.contains(name), "{name} is not in {found:?}");
     }
 }
