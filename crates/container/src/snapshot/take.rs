@@ -86,7 +86,7 @@ pub enum TakeError {
     /// The container was rolled back or removed, or has ended, during the copy.
     #[error("container {0} has ended, or was removed or rolled back, at the same time: try again")]
     Replaced(String),
-    /// The container of a user has no cgroup of its own.
+    /// The container of a user has no separate cgroup, by which it could be frozen.
     #[error(
         "container {0} cannot be frozen while it runs, because no cgroup was delegated to its user: `quire stop {0}` \
         ends it, then a snapshot can be taken, and `quire start {0}` starts it again; `quire doctor` shows whether \

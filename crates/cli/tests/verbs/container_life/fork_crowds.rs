@@ -67,7 +67,7 @@ fn each_fork_has_all_files_of_one_moment() {
     let count = if testing::rounds(1) >= 10 { 1000 } else { 64 };
     let Some(place) = with_programs() else { return };
     let tree = place.path("tree");
-    // Not the script of a version manager.
+    // A program of the same name in `PATH` may be the script of a version manager.
     let Ok(python) = fs::canonicalize("/usr/bin/python3") else {
         testing::skipped("/usr/bin/python3 is missing");
         return;
@@ -114,7 +114,7 @@ fn each_fork_has_all_files_of_one_moment() {
                 assert_eq!(exec(&place, name, SEEN), first, "{kind} {round} {name}");
             }
             check_moment(&place, &names[0]);
-            // What a fork writes is only in that fork.
+            // A fork's changes are only in that fork.
             exec(&place, &names[0], "echo mine > /w/first; rm -r /data/many");
             if let Some(second) = names.get(1) {
                 assert_eq!(exec(&place, second, SEEN), first, "{kind} {round}");
