@@ -59,15 +59,22 @@ fn a_container_goes_on_while_its_changes_are_read() {
     for runtime in runtimes() {
         for kind in ["dir", "self,size=64m", "memory"] {
             let options = ["--runtime", runtime, "--writable", kind];
-            let container = Waiting::start(&place, "still", &options, "a");
+            let container = Waiting::start(&place, "moving", &options, "a");
             let large = container.root().join("!large");
             for how in ["read", "INT", "TERM", "KILL"] {
                 fs::write(&large, vec![b'x'; 8 << 20]).unwrap();
                 let child = stuck(&place, &container, &[]);
                 assert!(!container.is_paused(), "{runtime} {kind} {how}");
                 assert_eq!(work(&place).len(), 1, "{runtime} {kind} {how}");
-                let written =
-                    place.run_each(&["exec", "-u", "0", "still", "sh", "-c", "echo y > /\\!large"]);
+                let written = place.run_each(&[
+                    "exec",
+                    "-u",
+                    "0",
+                    "moving",
+                    "sh",
+                    "-c",
+                    "echo y > /\\!large",
+                ]);
                 assert_eq!(written.code, Some(0), "{}", written.err);
                 match how {
                     "INT" => send(&child, Signal::INT),
@@ -96,14 +103,14 @@ fn a_container_goes_on_while_its_changes_are_read() {
             // Files that an import would refuse are not read, so the verb does not wait for terabytes of zeros.
             let hole = fs::File::create(container.root().join("hole")).unwrap();
             if hole.set_len(3 << 40).is_ok() {
-                let ran = place.run("diff still");
+                let ran = place.run("diff moving");
                 assert!(ran.code == Some(2) && ran.err.contains("have more than"), "{}", ran.err);
             }
             fs::remove_file(container.root().join("hole")).unwrap();
             // A container can be removed while its changes are read.
             fs::write(&large, vec![b'x'; 8 << 20]).unwrap();
             let child = stuck(&place, &container, &[]);
-            let ran = place.run("rm --container --force still");
+            let ran = place.run("rm --container --force moving");
             assert_eq!(ran.code, Some(0), "{}", ran.err);
             assert_eq!(child.wait_with_output().unwrap().status.code(), Some(0));
             drop(container);
