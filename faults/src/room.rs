@@ -38,6 +38,8 @@ pub(super) struct Room {
     /// Number of runs, for unique names.
     runs: u64,
     known: BTreeSet<i32>,
+    /// Cgroups that an earlier process of this program left, because it was killed.
+    others: Vec<PathBuf>,
 }
 
 /// The result of a command that ran without faults.
@@ -72,8 +74,8 @@ impl Room {
         nix::sys::prctl::set_child_subreaper(true)?;
         let registry = Daemon::start(folder.path(), "")?
             .ok_or_else(|| Skipped(String::from("docker-registry is not installed")))?;
-        let mut room =
-            Self { folder, quire: quire.to_owned(), registry, runs: 0, known: BTreeSet::new() };
+        let (quire, others) = (quire.to_owned(), cgroups());
+        let mut room = Self { folder, quire, registry, runs: 0, known: BTreeSet::new(), others };
         room.known = children();
         Ok(room)
     }
@@ -240,7 +242,7 @@ impl Room {
             for device in loop_devices(self.folder.path()) {
                 left.push(format!("loop device {device}"));
             }
-            for group in cgroups() {
+            for group in self.own_cgroups() {
                 left.push(format!("cgroup {}", group.display()));
             }
             if left.is_empty() || since.elapsed() > ENDING {
@@ -251,6 +253,11 @@ impl Room {
             }
             sleep(Duration::from_millis(5));
         }
+    }
+
+    /// Returns the cgroups of the rounds' containers.
+    fn own_cgroups(&self) -> impl Iterator<Item = PathBuf> {
+        cgroups().into_iter().filter(|it| !self.others.contains(it))
     }
 
     /// Cleans up after a round that left something, so that the next round is not affected.
@@ -266,7 +273,7 @@ impl Room {
             let _detached =
                 Command::new("losetup").args(["-d", &format!("/dev/{device}")]).status();
         }
-        for group in cgroups() {
+        for group in self.own_cgroups() {
             let _removed = fs::remove_dir(group);
         }
     }
@@ -377,7 +384,7 @@ fn loop_devices(folder: &Path) -> Vec<String> {
     .collect()
 }
 
-/// Returns the cgroups of the rounds' containers, in every hierarchy.
+/// Returns the cgroups of containers of this program, in every hierarchy.
 fn cgroups() -> Vec<PathBuf> {
     let folders =
         fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten().map(|it| it.path());

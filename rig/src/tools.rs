@@ -31,7 +31,7 @@ pub(crate) const STUB: &str = if cfg!(target_arch = "aarch64") {
 };
 
 /// Programs for tests and the demo, each with its Debian package.
-const PACKAGES: [(&str, &str); 46] = [
+const PACKAGES: [(&str, &str); 47] = [
     ("crun", "crun"),
     ("runc", "runc"),
     ("newuidmap", "uidmap"),
@@ -70,6 +70,7 @@ const PACKAGES: [(&str, &str); 46] = [
     ("systemd-analyze", "systemd"),
     ("systemd-dissect", "systemd-container"),
     ("veritysetup", "cryptsetup-bin"),
+    ("fsverity", "fsverity"),
     ("fsck.vfat", "dosfstools"),
     ("mcopy", "mtools"),
     ("objcopy", "binutils"),
