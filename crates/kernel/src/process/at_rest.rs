@@ -146,7 +146,7 @@ struct Mapping<'a> {
     rights: &'a str,
     /// Path of the file; empty for memory.
     name: &'a str,
-    /// Changed pages, in kB. `None` if the kernel does not show them.
+    /// Changed pages in memory and in swap space, in kB. `None` if the kernel does not show them.
     changed: Option<u64>,
 }
 
@@ -154,12 +154,15 @@ fn mappings(smaps: &str) -> impl Iterator<Item = Mapping<'_>> {
     let mut lines = smaps.lines().peekable();
     std::iter::from_fn(move || {
         let mapping = lines.find_map(mapping)?;
-        let mut changed = None;
+        let (mut anonymous, mut swapped) = (None, None);
         while let Some(line) = lines.next_if(|it| self::mapping(it).is_none()) {
-            if let Some(size) = line.strip_prefix("Anonymous:") {
-                changed = size.trim().strip_suffix(" kB").and_then(|it| it.parse().ok());
-            }
+            let size =
+                |name| line.strip_prefix(name)?.trim().strip_suffix(" kB")?.parse::<u64>().ok();
+            anonymous = anonymous.or_else(|| size("Anonymous:"));
+            swapped = swapped.or_else(|| size("Swap:"));
         }
+        // A changed page that is swapped out counts as swapped only.
+        let changed = anonymous.zip(swapped).map(|(one, other)| one.saturating_add(other));
         Some(Mapping { changed, ..mapping })
     })
 }
@@ -184,24 +187,46 @@ mod tests {
 555555554000-555555560000 r--p 00000000 fe:00 123                        /usr/bin/a program
 Size:                 48 kB
 Anonymous:             0 kB
+Swap:                  0 kB
+SwapPss:               0 kB
 VmFlags: rd mr mw me sd
 555555560000-555555570000 r-xp 0000c000 fe:00 123                        /usr/bin/a program
 Anonymous:             0 kB
+Swap:                  0 kB
+SwapPss:               0 kB
 555555570000-555555578000 r--p 0001c000 fe:00 123                        /usr/bin/a program
 Anonymous:            32 kB
+Swap:                  0 kB
+SwapPss:               0 kB
 555555578000-555555579000 rw-p 00024000 fe:00 123                        /usr/bin/a program
 Anonymous:             0 kB
+Swap:                  0 kB
+SwapPss:               0 kB
 555555580000-5555555a1000 rw-p 00000000 00:00 0                          [heap]
 Anonymous:           132 kB
+Swap:                  0 kB
+SwapPss:               0 kB
 7ffff7d00000-7ffff7d10000 r--s 00000000 fe:00 124                        /shared
 Anonymous:             0 kB
+Swap:                  0 kB
+SwapPss:               0 kB
 7ffff7d20000-7ffff7d30000 ---p 00000000 fe:00 125                        /guard
 Anonymous:             0 kB
+Swap:                  0 kB
+SwapPss:               0 kB
+7ffff7d60000-7ffff7d70000 r--p 00000000 fe:00 127                        /swapped
+Anonymous:             0 kB
+Swap:                 32 kB
+SwapPss:              32 kB
 7ffff7d40000-7ffff7d50000 r--p 00000000 fe:00 126                        /old kernel
 7ffff7ff0000-7ffff7ff2000 r-xp 00000000 00:00 0                          [vdso]
 Anonymous:             0 kB
+Swap:                  0 kB
+SwapPss:               0 kB
 7ffffff00000-7fffffff0000 rw-p 00000000 00:00 0                          [stack]
 Anonymous:            96 kB
+Swap:                  0 kB
+SwapPss:               0 kB
 ";
 
     #[test]
