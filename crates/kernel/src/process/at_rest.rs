@@ -1,7 +1,7 @@
 //! Makes a process small that has done much work and then waits for a long time. A host may have thousands of these.
 //!
-//! [`shrink`] gives back memory that is not needed at the moment. [`Waiter`] also gives back memory that is needed after
-//! the wait.
+//! [`shrink`] gives back memory that is not needed at the moment. [`Waiter`] also gives back memory that is needed
+//! after the wait.
 #![expect(unsafe_code, reason = "memory is given back by its addresses")]
 
 use std::ops::Range;
@@ -24,7 +24,7 @@ pub enum ExpectedWait {
     Long,
 }
 
-/// Time without an event after which a process gives back what it needs for the next one.
+/// Time without an event after which a process also gives back memory that the next event needs.
 const QUIET: Duration = Duration::from_secs(2);
 
 /// The longest interval of the question whether this process still has another thread.

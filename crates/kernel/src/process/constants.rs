@@ -311,7 +311,7 @@ mod tests {
         assert!(known > constants.is_known.len() / 2, "{:?}", constants.is_known);
         let (mut said, mut say) = std::io::pipe().unwrap();
         let (hear, mut told) = std::io::pipe().unwrap();
-        // SAFETY: the child uses only what it has, makes system calls, and ends by `_exit`.
+        // SAFETY: the child calls the allocator, which can be used after a fork, and the system, and ends by `_exit`.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
         if child == 0 {

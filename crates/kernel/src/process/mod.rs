@@ -269,8 +269,8 @@ impl Process {
         self.supervise_by(signals, &mut deliver, asked, meanwhile, None, ExpectedWait::Short)
     }
 
-    /// Like [`Process::supervise`], but forwards signals by calling `deliver`. A wait also ends when `also` is readable;
-    /// `meanwhile`, which is called next, must read it.
+    /// Like [`Process::supervise`], but forwards signals by calling `deliver`. A wait also ends when `also` is
+    /// readable; `meanwhile` is called next, and must read it.
     ///
     /// # Errors
     /// Those of [`Process::supervise`] and of `deliver`.
