@@ -43,7 +43,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         // Downloads and a compiler rarely wait for the same thing.
         None => steps.step("build Quire, and a small Debian image from its packages", || {
             let mut cargo = Command::new(env!("CARGO"));
-            cargo.args(["build", "--release"]).current_dir(repository());
+            cargo.args(["build", "--profile", "demo"]).current_dir(repository());
             let cargo = cargo.spawn().context("cannot start cargo")?;
             let mut cargo = Child(cargo);
             let layout = image();
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             if !status.success() {
                 bail!(Failed(format!("cargo build: {status}")));
             }
-            Ok((target_dir()?.join("release/quire"), layout?))
+            Ok((target_dir()?.join("demo/quire"), layout?))
         })?,
     };
     let mut place = Place::new(&cache, binary)?;
