@@ -197,9 +197,12 @@ pub(super) fn kept(config: &Path, store: &Path, root: &Path, bundle: &Path) -> R
 /// lacks, because the runtime would create it.
 fn own_files(config: &mut Value, store: &Path, root: &Path, bundle: &Path) -> Result<()> {
     let Some(mounts) = config["mounts"].as_array_mut() else { return Ok(()) };
+    let of_container = store.join("containers");
+    // Where Quire's mounts are in memory, so are these files.
+    let in_memory = |source: &Path| source.parent().is_some_and(|it| it.ends_with("mount-names"));
     let made = |it: &Value| {
         let source = it["source"].as_str().map(Path::new);
-        source.is_some_and(|source| source.starts_with(store.join("containers")))
+        source.is_some_and(|it| it.starts_with(&of_container) || in_memory(it))
     };
     let place =
         |it: &Value| it["destination"].as_str().map(|to| to.trim_start_matches('/').to_owned());
