@@ -2,14 +2,14 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::Place;
 use crate::container_life::containers::{Rm, start};
 use crate::container_life::runs::{in_own_mounts, place, runtimes, wait_for};
 
 /// Returns the directory in `/proc` of the process that watches a container.
-fn monitor(place: &Place, name: &str) -> PathBuf {
+pub(super) fn monitor(place: &Place, name: &str) -> PathBuf {
     let state = fs::read(place.path(&format!("store/containers/{name}/state.json"))).unwrap();
     let state: serde_json::Value = serde_json::from_slice(&state).unwrap();
     format!("/proc/{}", state["monitor"]).into()
@@ -45,6 +45,49 @@ fn a_monitor_has_one_thread_and_no_mounts_of_its_own() {
             assert_eq!(place.run(&format!("wait {name}")).out, "137\n", "{name}");
         }
     }
+}
+
+/// Returns the memory of a process that has other contents than its program's file, in kB. Source: proc_pid_smaps(5).
+fn changed(process: &Path) -> u64 {
+    let program = fs::read_link(process.join("exe")).unwrap().display().to_string();
+    let smaps = fs::read_to_string(process.join("smaps")).unwrap();
+    let mut is_of_program = false;
+    let mut sum = 0;
+    for line in smaps.lines() {
+        // The first line of a mapping ends with the file, and its other lines with numbers.
+        if line.split(' ').next().is_some_and(|it| it.contains('-')) {
+            is_of_program = line.ends_with(&program);
+        } else if let Some(size) = line.strip_prefix("Anonymous:")
+            && is_of_program
+        {
+            sum += size.trim().trim_end_matches(" kB").parse::<u64>().unwrap();
+        }
+    }
+    sum
+}
+
+/// More than the variables of the program have, and less than half of its constants, in kB.
+const CHANGED_MAX: u64 = 256;
+
+#[test]
+fn a_monitor_that_gave_back_its_constants_works() {
+    let Some(place) = place() else { return };
+    let name = "gives-back";
+    let _guard = Rm(&place, name);
+    let handler = "n=$((n+1)); echo signal $n; [ $n != 3 ] || exit 7";
+    let script = format!("trap '{handler}' USR1; while :; do sleep 1000 & wait; done");
+    start(&place, &["--name", name], &script);
+    let monitor = monitor(&place, name);
+    for number in 1..=3 {
+        wait_for("the end of the constants", || changed(&monitor) < CHANGED_MAX);
+        place.out(&format!("exec {name} sh -c kill${{IFS}}-USR1${{IFS}}1"));
+        if number < 3 {
+            // The monitor writes the log.
+            let line = format!("signal {number}\n");
+            wait_for("the output", || place.out(&format!("logs {name}")).ends_with(&line));
+        }
+    }
+    assert_eq!(place.run(&format!("wait {name}")).out, "7\n");
 }
 
 /// The mount is private, so that an unmount does not reach copies of the namespace.

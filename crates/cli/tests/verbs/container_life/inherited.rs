@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::container_life::at_rest::monitor;
 use crate::container_life::containers::{Rm, ps, start};
 use crate::container_life::runs::{all_runtimes, place, runtimes, wait_for};
 use crate::{Place, Ran};
@@ -181,6 +182,20 @@ fn closed_streams_are_empty_ones() {
             place.out(&format!("rm -f {name}"));
         }
     }
+}
+
+/// A script that is run again waits for its lock, which flock(1) holds as long as a process has the file open.
+#[test]
+fn files_that_the_caller_has_open_are_not_kept_open() {
+    let Some(place) = place() else { return };
+    let name = "keeps-none";
+    let _guard = Rm(&place, name);
+    let run = ["run", "--quiet", "--detach", "--name", name, "a", "sleep", "1000"];
+    let ran = by_shell(&place, "exec 9>of-caller && \"$@\"", &run);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let files = fs::read_dir(monitor(&place, name).join("fd")).unwrap();
+    let mut files = files.map(|it| fs::read_link(it.unwrap().path()).unwrap_or_default());
+    assert!(!files.any(|it| it.ends_with("of-caller")));
 }
 
 /// Returns processes of a program, or of any program, whose `file` below `/proc` contains this text.
