@@ -255,6 +255,22 @@ fn nobody_reads_secrets_in_the_list_of_processes() {
     }
 }
 
+/// The monitors of new containers are copies of the process that has the hook.
+#[test]
+fn nobody_reads_secrets_in_the_hook_of_a_fork() {
+    let Some(place) = place() else { return };
+    let secret = format!("hook{}secret", std::process::id());
+    let (parent, child) = ("hooked", "hooked-child");
+    let (_guard, _other) = (Rm(&place, parent), Rm(&place, child));
+    start(&place, &["--name", parent, "--writable", "dir"], "sleep 1000");
+    let hook = format!(": {secret}");
+    let ran = place.run_each(&["fork", "--name", child, "--hook", &hook, parent]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert_eq!(that_show("cmdline", &secret, None), Vec::<String>::new());
+    // This also shows that the list has the child's monitor.
+    assert!(monitor(&place, child).exists());
+}
+
 /// Source: podman-run(1), `--env-file`.
 #[test]
 fn variables_come_from_files() {
