@@ -122,11 +122,8 @@ fn a_child_that_cannot_be_supervised_is_ended() {
     let next = std::fs::File::open("/dev/null").unwrap().as_raw_fd();
     // The pipe gets two descriptors, and none is left for that of the child.
     let current = u64::try_from(next + 2).unwrap();
-    rustix::process::setrlimit(
-        Resource::Nofile,
-        Rlimit { current: Some(current), ..before },
-    )
-    .unwrap();
+    rustix::process::setrlimit(Resource::Nofile, Rlimit { current: Some(current), ..before })
+        .unwrap();
     let started = start_behind(|_| std::thread::sleep(Duration::from_secs(1000)));
     rustix::process::setrlimit(Resource::Nofile, before).unwrap();
     assert!(started.is_err());

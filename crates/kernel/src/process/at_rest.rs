@@ -334,15 +334,9 @@ SwapPss:               0 kB
     #[test]
     fn processes_with_many_events_keep_their_memory() {
         let seconds = Duration::from_secs;
-        for (quiet, wait, expect) in [
-            (2, 0, 4),
-            (2, 7, 4),
-            (2, 8, 2),
-            (4, 15, 8),
-            (4, 16, 2),
-            (64, 255, 64),
-            (64, 256, 2),
-        ] {
+        for (quiet, wait, expect) in
+            [(2, 0, 4), (2, 7, 4), (2, 8, 2), (4, 15, 8), (4, 16, 2), (64, 255, 64), (64, 256, 2)]
+        {
             let next = next_quiet(seconds(quiet), seconds(wait));
             assert_eq!(next, seconds(expect), "{quiet} {wait}");
         }

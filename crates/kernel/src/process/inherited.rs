@@ -78,7 +78,8 @@ extern "C" fn do_nothing(_signal: libc::c_int) {}
 pub(super) fn handles_signals() -> bool {
     let nothing: extern "C" fn(libc::c_int) = do_nothing;
     let harmless = [libc::SIG_DFL, libc::SIG_IGN, nothing as libc::sighandler_t];
-    let mut others = (1..=libc::SIGRTMAX()).filter(|it| ![libc::SIGSEGV, libc::SIGBUS].contains(it));
+    let mut others =
+        (1..=libc::SIGRTMAX()).filter(|it| ![libc::SIGSEGV, libc::SIGBUS].contains(it));
     others.any(|signal| action(signal).is_some_and(|it| !harmless.contains(&it)))
 }
 
