@@ -360,6 +360,8 @@ mod tests {
             // SAFETY: ends the process.
             unsafe { libc::_exit(0) };
         }
+        // If the child dies, this process has no other end of the pipe, and gets an error.
+        drop(say);
         let mut byte = [0];
         said.read_exact(&mut byte).unwrap();
         let before = anonymous(child);
