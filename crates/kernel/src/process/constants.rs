@@ -470,7 +470,7 @@ mod tests {
         };
         check(&[], &[]);
         check(&[false, false], &[]);
-        check(&[true], &[64..80]);
+        check(&[true], std::slice::from_ref(&(64..80)));
         check(&[true, true, false, true], &[64..96, 112..128]);
         check(&[false, true, false, true, true], &[80..96, 112..144]);
     }
