@@ -80,7 +80,8 @@ fn a_monitor_that_gave_back_its_constants_works() {
     let monitor = monitor(&place, name);
     for number in 1..=3 {
         wait_for("the end of the constants", || changed(&monitor) < CHANGED_MAX);
-        place.out(&format!("exec {name} sh -c kill${{IFS}}-USR1${{IFS}}1"));
+        // The last signal ends the container, and this program with it.
+        place.run(&format!("exec {name} sh -c kill${{IFS}}-USR1${{IFS}}1"));
         if number < 3 {
             // The monitor writes the log.
             let line = format!("signal {number}\n");
