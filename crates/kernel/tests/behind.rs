@@ -11,7 +11,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use kernel::process::{Done, Exit, Pid, Process, finish_behind, set_subreaper};
+use kernel::process::{
+    Done, Exit, Pid, Process, Resource, Rlimit, finish_behind, set_subreaper, settle, start_behind,
+};
 
 fn main() {
     let arguments: Vec<_> = std::env::args().collect();
@@ -24,9 +26,12 @@ fn main() {
             drop(sender);
             other.join().unwrap().unwrap_err();
         }
+        [_, "list", file] => list(file),
         _ => {
             nobody_waits();
             with_threads_it_is_done_here();
+            what_the_caller_left_open_is_closed();
+            a_child_that_cannot_be_supervised_is_ended();
             who_is_left_to_us_is_waited_for();
             println!("behind: ok");
         }
@@ -74,6 +79,56 @@ fn with_threads_it_is_done_here() {
     // With threads, the panic reaches the caller, because there is no child.
     start("threads", &file);
     assert!(file.exists());
+}
+
+/// Writes the descriptors of a child to a file, by the files' names, in a child.
+fn list(file: &str) {
+    settle().unwrap();
+    // A descriptor that this program has taken over, as those of a service manager.
+    let _taken = kernel::process::given_descriptors(1).unwrap();
+    let _own = std::fs::File::open("/dev/zero").unwrap();
+    let (report, child) = start_behind(|report| {
+        let all = std::fs::read_dir("/proc/self/fd").unwrap();
+        let names = all.map(|it| std::fs::read_link(it.unwrap().path()).unwrap_or_default());
+        let names: Vec<_> = names.map(|it| it.display().to_string()).collect();
+        std::fs::write(file, names.join("\n")).unwrap();
+        drop(report);
+    })
+    .unwrap();
+    assert_eq!(child.wait().unwrap(), Exit::Code(0));
+    drop(report);
+}
+
+/// A lock of flock(1) is held as long as one process has the file open.
+fn what_the_caller_left_open_is_closed() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().canonicalize().unwrap();
+    let path = |name: &str| place.join(name);
+    let script = "exec 3>\"$2\" 4>\"$3\" 9>\"$4\" && exec \"$0\" list \"$1\"";
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script]).arg(std::env::current_exe().unwrap());
+    let status = shell.args(["list", "taken", "left", "lock"].map(path)).status().unwrap();
+    assert!(status.success());
+    let listed = std::fs::read_to_string(path("list")).unwrap();
+    let has = |name: &str| listed.lines().any(|it| it == path(name).display().to_string());
+    assert!(!has("left") && !has("lock"), "{listed}");
+    assert!(has("taken") && listed.contains("/dev/zero"), "{listed}");
+}
+
+fn a_child_that_cannot_be_supervised_is_ended() {
+    use std::os::fd::AsRawFd as _;
+
+    let before = rustix::process::getrlimit(Resource::Nofile);
+    let next = std::fs::File::open("/dev/null").unwrap().as_raw_fd();
+    // The pipe gets two descriptors, and none is left for that of the child.
+    let current = u64::try_from(next + 2).unwrap();
+    rustix::process::setrlimit(Resource::Nofile, Rlimit { current: Some(current), ..before })
+        .unwrap();
+    let started = start_behind(|_| std::thread::sleep(Duration::from_secs(1000)));
+    rustix::process::setrlimit(Resource::Nofile, before).unwrap();
+    assert!(started.is_err());
+    let left = rustix::process::wait(rustix::process::WaitOptions::NOHANG);
+    assert!(matches!(left, Err(rustix::io::Errno::CHILD)), "{left:?}");
 }
 
 /// As with crun: the container is started by a child that outlives the program.

@@ -5,7 +5,7 @@
 #![expect(unsafe_code, reason = "memory is given back by its addresses")]
 
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, Timespec};
 use rustix::io::Errno;
@@ -13,7 +13,7 @@ use rustix::mm::Advice;
 
 use super::constants::Constants;
 use super::daemonize::is_alone;
-use super::trim_heap;
+use super::{inherited, trim_heap};
 
 /// How long a process expects to wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +27,9 @@ pub enum ExpectedWait {
 /// Time without an event after which a process also gives back memory that the next event needs.
 const QUIET: Duration = Duration::from_secs(2);
 
+/// The same for a process whose events are as frequent as these times.
+const QUIET_MAX: Duration = Duration::from_secs(64);
+
 /// The longest interval of the question whether this process still has another thread.
 const RARELY: Duration = Duration::from_secs(3600);
 
@@ -34,7 +37,9 @@ const RARELY: Duration = Duration::from_secs(3600);
 #[derive(Debug)]
 pub(super) struct Waiter {
     expected: ExpectedWait,
-    /// Time until the next question.
+    /// Time without an event after which memory is given back.
+    quiet: Duration,
+    /// Time until the next question whether this can be done.
     pause: Duration,
     /// The result of the search, which is done once.
     constants: Option<Option<Constants>>,
@@ -42,7 +47,7 @@ pub(super) struct Waiter {
 
 impl Waiter {
     pub(super) const fn new(expected: ExpectedWait) -> Self {
-        Self { expected, pause: QUIET, constants: None }
+        Self { expected, quiet: QUIET, pause: QUIET, constants: None }
     }
 
     /// Waits like poll(2), or less: without an event, it may return before the timeout.
@@ -57,7 +62,7 @@ impl Waiter {
         }
         let ready = poll(fds, Some(self.pause))?;
         if ready > 0 {
-            self.pause = QUIET;
+            self.pause = self.quiet;
             return Ok(ready);
         }
         // A thread needs the constants. It may end without an event.
@@ -66,14 +71,27 @@ impl Waiter {
             return Ok(0);
         }
         let rest = timeout.map(|it| it.saturating_sub(self.pause));
-        self.pause = QUIET;
         let constants = self.constants.get_or_insert_with(Constants::find);
         shrink();
-        match constants {
-            Some(constants) => constants.poll(fds, rest.and_then(timespec).as_ref()),
-            None => poll(fds, rest),
-        }
+        let since = Instant::now();
+        let ready = match constants {
+            // A handler may need the constants as well.
+            Some(constants) if !inherited::handles_signals() => {
+                constants.poll(fds, rest.and_then(timespec).as_ref())
+            }
+            _ => poll(fds, rest),
+        };
+        self.quiet = next_quiet(self.quiet, since.elapsed());
+        self.pause = self.quiet;
+        ready
     }
+}
+
+/// Returns how long a process waits before it gives back memory again. It took processor time to get the memory back,
+/// so it should have been without the memory for longer than it had waited before.
+fn next_quiet(quiet: Duration, wait: Duration) -> Duration {
+    let is_worth_it = wait >= quiet.saturating_mul(4);
+    if is_worth_it { QUIET } else { quiet.saturating_mul(2).min(QUIET_MAX) }
 }
 
 fn poll(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> Result<usize, Errno> {
@@ -92,11 +110,14 @@ const KEPT: usize = 16 << 10;
 /// below the caller's frames, and the pages of its program's files that it can read again. The last also frees page
 /// tables, which are the larger part of the kernel's memory for a small process (since Linux 6.14).
 ///
-/// Call it from the main thread; in another one it does not touch the stack. Without `/proc`, it frees only heap.
+/// Call it from the main thread; in another one it does not touch the stack. In a process with several threads it does
+/// not touch files, because another thread could change the mappings at the same time. Without `/proc`, it frees only
+/// heap.
 pub fn shrink() {
     let mappings = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
     let here = std::ptr::from_ref(&mappings).addr();
-    let (stack, files) = (unused_stack(&mappings, here), unchanged_files(&mappings));
+    let stack = unused_stack(&mappings, here);
+    let files = if is_alone() { unchanged_files(&mappings) } else { Vec::new() };
     drop(mappings);
     trim_heap();
     if let Some(stack) = stack {
@@ -104,7 +125,8 @@ pub fn shrink() {
         unsafe { give_back(&stack) };
     }
     for file in files {
-        // SAFETY: the mapping is read-only and has no changed page, so the kernel reads the same bytes again.
+        // SAFETY: the mapping is read-only and has no changed page, so the kernel reads the same bytes again. Both are
+        // still so, because this is the only thread, and the allocator maps no files.
         unsafe { give_back(&file) };
     }
 }
@@ -146,7 +168,8 @@ struct Mapping<'a> {
     rights: &'a str,
     /// Path of the file; empty for memory.
     name: &'a str,
-    /// Changed pages in memory and in swap space, in kB. `None` if the kernel does not show them.
+    /// Changed pages in memory and in swap space, and huge pages that may be changed, in kB. `None` if the kernel does
+    /// not show the first two.
     changed: Option<u64>,
 }
 
@@ -154,15 +177,17 @@ fn mappings(smaps: &str) -> impl Iterator<Item = Mapping<'_>> {
     let mut lines = smaps.lines().peekable();
     std::iter::from_fn(move || {
         let mapping = lines.find_map(mapping)?;
-        let (mut anonymous, mut swapped) = (None, None);
+        let (mut anonymous, mut huge, mut swapped) = (None, None, None);
         while let Some(line) = lines.next_if(|it| self::mapping(it).is_none()) {
             let size =
                 |name| line.strip_prefix(name)?.trim().strip_suffix(" kB")?.parse::<u64>().ok();
             anonymous = anonymous.or_else(|| size("Anonymous:"));
+            huge = huge.or_else(|| size("Private_Hugetlb:"));
             swapped = swapped.or_else(|| size("Swap:"));
         }
-        // A changed page that is swapped out counts as swapped only.
+        // A changed page that is swapped out counts as swapped only, and one of hugetlbfs as huge only.
         let changed = anonymous.zip(swapped).map(|(one, other)| one.saturating_add(other));
+        let changed = changed.map(|it| it.saturating_add(huge.unwrap_or(0)));
         Some(Mapping { changed, ..mapping })
     })
 }
@@ -218,6 +243,11 @@ SwapPss:               0 kB
 Anonymous:             0 kB
 Swap:                 32 kB
 SwapPss:              32 kB
+7ffff7e00000-7ffff8000000 r--p 00000000 00:0f 128                        /huge
+Anonymous:             0 kB
+Shared_Hugetlb:        0 kB
+Private_Hugetlb:    2048 kB
+Swap:                  0 kB
 7ffff7d40000-7ffff7d50000 r--p 00000000 fe:00 126                        /old kernel
 7ffff7ff0000-7ffff7ff2000 r-xp 00000000 00:00 0                          [vdso]
 Anonymous:             0 kB
@@ -246,15 +276,69 @@ SwapPss:               0 kB
         }
     }
 
+    /// Returns whether a page is in a process's memory. Source: proc_pid_pagemap(5), bit 63.
+    fn is_present(process: &str, address: usize) -> bool {
+        use std::os::unix::fs::FileExt as _;
+
+        let pagemap = std::fs::File::open(format!("/proc/{process}/pagemap")).unwrap();
+        let page = u64::try_from(address / rustix::param::page_size()).unwrap();
+        let mut entry = [0; 8];
+        pagemap.read_exact_at(&mut entry, page * 8).unwrap();
+        u64::from_le_bytes(entry) >> 63 == 1
+    }
+
+    /// The threads of this process could replace the mapping of a file by another one at any time, so a child with one
+    /// thread does it.
     #[test]
     fn what_is_given_back_can_be_used() {
-        // Text, constants, relocated constants and data of this program.
-        let texts = ["text", "other"].map(str::to_owned);
+        use std::io::Write as _;
+
+        use rustix::mm::{MapFlags, ProtFlags};
+
+        let page = rustix::param::page_size();
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&vec![7; page]).unwrap();
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let start = unsafe {
+            let (rights, flags) = (ProtFlags::READ, MapFlags::PRIVATE);
+            rustix::mm::mmap(std::ptr::null_mut(), page, rights, flags, &file, 0).unwrap()
+        };
+        // SAFETY: the mapping has a page, which is readable.
+        let read = || unsafe { start.cast::<u8>().read_volatile() };
+        assert_eq!(read(), 7);
         shrink();
-        let error: Box<dyn std::error::Error> = texts[0].clone().into();
-        assert_eq!(format!("{error} {}", texts[1]), "text other");
-        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-        assert!(mappings(&smaps).any(|it| it.name == "[stack]"));
-        assert!(!unchanged_files(&smaps).is_empty());
+        assert!(is_present("self", start.expose_provenance()), "this process has other threads");
+        // SAFETY: the child calls the allocator, which can be used after a fork, and the system, and ends by `_exit`.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            let first = read();
+            shrink();
+            let is_given_back = !is_present("self", start.expose_provenance());
+            // Text, constants, relocated constants and data of this program.
+            let texts = ["text", "other"].map(str::to_owned);
+            let error: Box<dyn std::error::Error> = texts[0].clone().into();
+            let text = format!("{error} {} {} {}", texts[1], first, read());
+            let is_fine = is_given_back && text == "text other 7 7";
+            // SAFETY: ends the process.
+            unsafe { libc::_exit(i32::from(!is_fine)) };
+        }
+        let pid = rustix::process::Pid::from_raw(child);
+        let (_, status) =
+            rustix::process::waitpid(pid, rustix::process::WaitOptions::empty()).unwrap().unwrap();
+        assert_eq!(status.exit_status(), Some(0));
+        // SAFETY: nothing uses the mapping any more.
+        unsafe { rustix::mm::munmap(start, page).unwrap() };
+    }
+
+    #[test]
+    fn processes_with_many_events_keep_their_memory() {
+        let seconds = Duration::from_secs;
+        for (quiet, wait, expect) in
+            [(2, 0, 4), (2, 7, 4), (2, 8, 2), (4, 15, 8), (4, 16, 2), (64, 255, 64), (64, 256, 2)]
+        {
+            let next = next_quiet(seconds(quiet), seconds(wait));
+            assert_eq!(next, seconds(expect), "{quiet} {wait}");
+        }
     }
 }

@@ -9,6 +9,9 @@
 //! In between, only [`Constants::poll`] runs, which makes system calls and calculates, and uses no relocated constant.
 //! Before a page counts as known, its contents are computed once and compared with those in memory. So a page is never
 //! dropped if anything in it is not understood, whichever linker has made the program.
+//!
+//! A page that was not dropped has the same contents after it is computed. So it does not matter whether the kernel
+//! follows the advice to drop a page: QEMU, as an emulator of programs, reports success and keeps some pages.
 #![expect(unsafe_code, reason = "the dynamic linker's work is repeated at its addresses")]
 
 use std::fs::File;
@@ -52,6 +55,8 @@ pub(super) struct Constants {
     page_size: usize,
     /// Which of the pages can be computed.
     is_known: Vec<bool>,
+    /// The same pages, as ranges of addresses.
+    known: Vec<Range<usize>>,
     relocations: &'static [Rela],
     /// Relocations in the compact form of `DT_RELR`: an address, or a bitmap of the words behind the last one.
     compact: &'static [u64],
@@ -62,7 +67,8 @@ pub(super) struct Constants {
 enum Change {
     /// The word is this number.
     To(usize),
-    /// The word, as the file has it, is added to the program's address.
+    /// The word, as the file has it, is added to the program's address. The file has offsets in the program, which are
+    /// smaller than its address.
     Add,
 }
 
@@ -76,13 +82,14 @@ impl Constants {
         let end = program.relro.end.min(program.dynamic.start) / page_size * page_size;
         let length = end.checked_sub(start).filter(|it| *it > 0)?;
         let mut bytes = vec![0; length];
-        let offset = program.file_offset(start)?;
+        let offset = program.file_offset(&(start..end))?;
         File::open("/proc/self/exe").ok()?.read_exact_at(&mut bytes, offset).ok()?;
         let mut found = Self {
             base: program.base,
             pages: start..end,
             page_size,
-            is_known: vec![true; length / page_size],
+            is_known: Vec::new(),
+            known: Vec::new(),
             relocations: program.table(DT_RELA)?,
             compact: program.table(DT_RELR)?,
         };
@@ -94,28 +101,35 @@ impl Constants {
             *word = found.changed(before, change).to_le_bytes();
         });
         let first = std::ptr::with_exposed_provenance::<u8>(start);
-        // SAFETY: the dynamic linker has made these pages read-only, and no other memory is in them.
+        // SAFETY: these pages are mapped from the program's file, and nothing changes constants after its start.
         let now = unsafe { std::slice::from_raw_parts(first, length) };
         let pages = now.chunks(page_size).zip(bytes.chunks(page_size));
         found.is_known = pages.map(|(now, computed)| now == computed).collect();
+        found.known = ranges(start, page_size, &found.is_known);
         found.is_known.contains(&true).then_some(found)
     }
 
     /// Waits like poll(2), without the constants. Call it only if this process has one thread and no signal handlers
     /// that use constants.
+    // The compiler may move reads of constants within a function, because it assumes that constants never change. So
+    // the functions that read some must not become one with this.
+    #[inline(never)]
     pub(super) fn poll(
-        &mut self,
+        &self,
         fds: &mut [PollFd<'_>],
         timeout: Option<&Timespec>,
     ) -> Result<usize, Errno> {
         // This comes first, so that nothing can fail after the pages are dropped.
-        if self.protect(MprotectFlags::READ | MprotectFlags::WRITE).is_err() {
-            return rustix::event::poll(fds, timeout);
+        let is_writable = self.protect(MprotectFlags::READ | MprotectFlags::WRITE).is_ok();
+        if is_writable {
+            self.drop_pages();
         }
-        self.drop_pages();
         let ready = rustix::event::poll(fds, timeout);
-        self.compute();
-        // If this fails, the constants stay writable, and the process is otherwise as before.
+        if is_writable {
+            self.compute();
+        }
+        // If this fails, the constants stay writable, and the process is otherwise as before. A change to writable that
+        // failed may have changed some of the pages.
         let _protected = self.protect(MprotectFlags::READ);
         ready
     }
@@ -126,24 +140,21 @@ impl Constants {
         unsafe { rustix::mm::mprotect(start, self.pages.len(), flags) }
     }
 
-    fn drop_pages(&mut self) {
-        let (first, size) = (self.pages.start, self.page_size);
-        for (number, is_known) in self.is_known.iter_mut().enumerate().filter(|it| *it.1) {
-            let page = std::ptr::with_exposed_provenance_mut(
-                first.wrapping_add(number.wrapping_mul(size)),
-            );
-            // SAFETY: until `compute` has written the page again, only code runs that does not read it.
-            let dropped = unsafe { rustix::mm::madvise(page, size, Advice::LinuxDontNeed) };
-            // A page that the kernel keeps must not be computed twice.
-            *is_known = dropped.is_ok();
+    fn drop_pages(&self) {
+        for range in &self.known {
+            let start = std::ptr::with_exposed_provenance_mut(range.start);
+            // A page that the kernel keeps does not change when it is computed.
+            // SAFETY: until `compute` has written the pages again, only code runs that does not read them.
+            let _kept = unsafe { rustix::mm::madvise(start, range.len(), Advice::LinuxDontNeed) };
         }
     }
 
-    /// Writes the constants of all known pages, which have the bytes of the file.
+    /// Writes the constants of all known pages, which have the bytes of the file, or the constants already.
     fn compute(&self) {
         self.for_each(|at, change| {
             let page = at.wrapping_sub(self.pages.start) / self.page_size;
-            if self.is_known.get(page) != Some(&true) {
+            // A comparison with `Some(&true)` would be one with a constant that contains an address.
+            if !self.is_known.get(page).is_some_and(|it| *it) {
                 return;
             }
             let word = std::ptr::with_exposed_provenance_mut::<usize>(at);
@@ -157,7 +168,8 @@ impl Constants {
     fn changed(&self, before: usize, change: Change) -> usize {
         match change {
             Change::To(number) => number,
-            Change::Add => before.wrapping_add(self.base),
+            Change::Add if before < self.base => before.wrapping_add(self.base),
+            Change::Add => before,
         }
     }
 
@@ -193,6 +205,21 @@ impl Constants {
             next = next.wrapping_add(63 * WORD);
         }
     }
+}
+
+/// Returns the pages that are known, as ranges of addresses, from the address of the first page.
+fn ranges(start: usize, page_size: usize, is_known: &[bool]) -> Vec<Range<usize>> {
+    let mut ranges: Vec<Range<usize>> = Vec::new();
+    let mut page = start..start;
+    for is_known in is_known {
+        page = page.end..page.end.saturating_add(page_size);
+        match ranges.last_mut() {
+            _ if !is_known => {}
+            Some(last) if last.end == page.start => last.end = page.end,
+            _ => ranges.push(page.clone()),
+        }
+    }
+    ranges
 }
 
 /// A number of a file for this word size. Such a file has no larger ones.
@@ -252,15 +279,21 @@ impl Program {
         Some(program)
     }
 
-    fn file_offset(&self, address: usize) -> Option<u64> {
-        let (range, offset) = self.loaded.iter().find(|(range, _)| range.contains(&address))?;
-        offset.checked_add(u64::try_from(address - range.start).ok()?)
+    /// Returns the position in the file of addresses that the file has; `None` for others.
+    fn file_offset(&self, addresses: &Range<usize>) -> Option<u64> {
+        let (start, end) = (addresses.start, addresses.end);
+        let has = |range: &Range<usize>| range.start <= start && end <= range.end;
+        let (range, offset) = self.loaded.iter().find(|(range, _)| has(range))?;
+        offset.checked_add(u64::try_from(start - range.start).ok()?)
     }
 
     /// Returns a table of the dynamic section; empty if the program has none.
     fn table<T>(&self, [tag, size]: Table) -> Option<&'static [T]> {
+        if !self.dynamic.start.is_multiple_of(align_of::<[u64; 2]>()) {
+            return None;
+        }
         let first = std::ptr::with_exposed_provenance::<[u64; 2]>(self.dynamic.start);
-        // SAFETY: the section is part of the program, and the linker does not change it after the start.
+        // SAFETY: the section is part of the program, aligned, and the linker does not change it after the start.
         let entries = unsafe { std::slice::from_raw_parts(first, self.dynamic.len() / 16) };
         let value = |tag: u64| {
             let mut entries = entries.iter().take_while(|it| it[0] != 0);
@@ -269,10 +302,7 @@ impl Program {
         let (Some(address), Some(size)) = (value(tag), value(size)) else { return Some(&[]) };
         // glibc changes the offset to an address, and musl does not.
         let address = if address < self.base { self.base.wrapping_add(address) } else { address };
-        let end = address.checked_add(size)?;
-        let is_inside =
-            |(range, _): &&(Range<usize>, u64)| range.start <= address && end <= range.end;
-        self.loaded.iter().find(is_inside)?;
+        self.file_offset(&(address..address.checked_add(size)?))?;
         if !address.is_multiple_of(align_of::<T>()) {
             return None;
         }
@@ -301,7 +331,7 @@ mod tests {
     /// The constants of this process are in use by its threads, so a child with one thread drops its own.
     #[test]
     fn what_is_dropped_is_computed_again() {
-        let Some(mut constants) = Constants::find() else {
+        let Some(constants) = Constants::find() else {
             // Only this platform's programs are known to have some.
             let platform = (std::env::consts::ARCH, cfg!(target_env = "gnu"));
             assert_ne!(platform, ("x86_64", true));
@@ -330,6 +360,8 @@ mod tests {
             // SAFETY: ends the process.
             unsafe { libc::_exit(0) };
         }
+        // If the child dies, this process has no other end of the pipe, and gets an error.
+        drop(say);
         let mut byte = [0];
         said.read_exact(&mut byte).unwrap();
         let before = anonymous(child);
@@ -352,5 +384,94 @@ mod tests {
         let (_, status) =
             rustix::process::waitpid(pid, rustix::process::WaitOptions::empty()).unwrap().unwrap();
         assert_eq!(status.exit_status(), Some(0));
+    }
+
+    /// The words of a page of constants as a file has them, and its relocations. The program begins a page before.
+    struct Example {
+        bytes: Vec<u8>,
+        relocations: &'static [Rela],
+        compact: &'static [u64],
+    }
+
+    impl Example {
+        fn new(page: usize) -> Self {
+            let words = (0..page / WORD).map(|it| u64::try_from(it).unwrap());
+            let bytes = words.flat_map(u64::to_le_bytes).collect();
+            let offset = |word: usize| u64::try_from(page + word * WORD).unwrap();
+            // The words from 0 to 63, and the word 64.
+            let compact = Box::leak(Box::new([offset(0), u64::MAX]));
+            let kind = RELATIVE.unwrap_or_default();
+            let relocations = [Rela { offset: offset(64), kind, addend: 7 }];
+            Self { bytes, relocations: Box::leak(Box::new(relocations)), compact }
+        }
+    }
+
+    /// A mapping that is shared keeps its pages, although the kernel reports success.
+    #[test]
+    fn it_does_not_matter_whether_the_kernel_drops_pages() {
+        use rustix::mm::{MapFlags, ProtFlags};
+
+        const NO_CONSTANT: usize = 100;
+        if RELATIVE.is_none() {
+            return;
+        }
+        let page_size = rustix::param::page_size();
+        let example = Example::new(page_size);
+        for (flags, is_kept) in [(MapFlags::PRIVATE, false), (MapFlags::SHARED, true)] {
+            let mut file = tempfile::tempfile().unwrap();
+            // Two pages of which only the first is known.
+            file.write_all(&example.bytes.repeat(2)).unwrap();
+            let rights = ProtFlags::READ | ProtFlags::WRITE;
+            let length = 2 * page_size;
+            // SAFETY: a new mapping at an address that the kernel chooses.
+            let start = unsafe {
+                rustix::mm::mmap(std::ptr::null_mut(), length, rights, flags, &file, 0).unwrap()
+            };
+            let words = start.cast::<usize>();
+            // SAFETY: the word is in the mapping, and aligned.
+            let get = |number: usize| unsafe { words.wrapping_add(number).read_volatile() };
+            // SAFETY: as above, and the mapping is writable.
+            let set = |number: usize, to| unsafe { words.wrapping_add(number).write_volatile(to) };
+            let pages = start.expose_provenance()..start.expose_provenance() + length;
+            let base = pages.start - page_size;
+            let constants = Constants {
+                base,
+                pages: pages.clone(),
+                page_size,
+                is_known: vec![true, false],
+                known: ranges(pages.start, page_size, &[true, false]),
+                relocations: example.relocations,
+                compact: example.compact,
+            };
+            let expected = |word: usize| if word == 64 { base + 7 } else { base + word };
+            (0..=64).for_each(|it| set(it, expected(it)));
+            set(NO_CONSTANT, 1);
+            set(page_size / WORD, 1);
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            for _ in 0..2 {
+                assert_eq!(constants.poll(&mut [], Some(&now)), Ok(0));
+                for word in 0..=64 {
+                    assert_eq!(get(word), expected(word), "{word}, {flags:?}");
+                }
+                assert_eq!(get(65), 65);
+                // So the kernel has dropped the page, or has not.
+                assert_eq!(get(NO_CONSTANT), if is_kept { 1 } else { NO_CONSTANT });
+                assert_eq!(get(page_size / WORD), 1);
+            }
+            // SAFETY: nothing uses the mapping any more.
+            unsafe { rustix::mm::munmap(start, length).unwrap() };
+        }
+    }
+
+    #[test]
+    fn pages_become_ranges() {
+        let check = |is_known: &[bool], expect: &[Range<usize>]| {
+            assert_eq!(ranges(64, 16, is_known), expect, "{is_known:?}");
+        };
+        check(&[], &[]);
+        check(&[false, false], &[]);
+        check(&[true], std::slice::from_ref(&(64..80)));
+        check(&[true, true, false, true], &[64..96, 112..128]);
+        check(&[false, true, false, true, true], &[80..96, 112..144]);
     }
 }

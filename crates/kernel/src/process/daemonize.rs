@@ -12,6 +12,8 @@ use rustix::io::Errno;
 use rustix::pipe::PipeFlags;
 use rustix::process::Pid;
 
+use super::inherited::close_left_open;
+use super::namespaces::end_child;
 use super::signals::SignalMask;
 use super::{Process, ProcessError};
 
@@ -25,10 +27,11 @@ pub enum Done {
     Behind,
 }
 
-/// Does work such as unmounting in the background: in a child with its own session, and with `/dev/null` as standard
-/// input, output and error. A process that waits for this one, or reads its output, does not wait for the child. If
-/// the fork fails, or if this process has several threads, this process does the work itself. (A child would have only
-/// this thread, but the locks of all threads.) `work` is called with the process that runs it.
+/// Does work such as unmounting in the background: in a child with its own session, with `/dev/null` as standard input,
+/// output and error, and without other descriptors that this program's caller left open ([`super::settle`]). A process
+/// that waits for this one, or reads its output, does not wait for the child. If the fork fails, or if this process has
+/// several threads, this process does the work itself. (A child would have only this thread, but the locks of all
+/// threads.) `work` is called with the process that runs it.
 pub fn finish_behind(work: impl FnOnce(Done)) -> Done {
     if !is_alone() {
         work(Done::Here);
@@ -56,7 +59,8 @@ pub fn finish_behind(work: impl FnOnce(Done)) -> Done {
 /// when the work closes its end or dies, and the child, for signals. The caller need not wait for the child.
 ///
 /// # Errors
-/// [`ProcessError`] if the fork fails or this process has several threads.
+/// [`ProcessError`] if the fork fails, if this process has several threads or if it has too many descriptors for the
+/// child's. The child is killed in the last case.
 ///
 /// # Panics
 /// If `fork` returns an invalid pid.
@@ -86,7 +90,11 @@ pub fn start_behind(work: impl FnOnce(OwnedFd)) -> Result<(OwnedFd, Process), Pr
         child => {
             let pid = Pid::from_raw(child).expect("fork returns a pid");
             // The child has not been reaped, so the pid is still its own.
-            Ok((answer, Process::open(pid)?))
+            let process = Process::open(pid).inspect_err(|_| {
+                // The caller takes an error for work that was not started.
+                end_child(pid);
+            })?;
+            Ok((answer, process))
         }
     }
 }
@@ -171,6 +179,7 @@ pub(super) fn is_alone() -> bool {
 /// Detaches from the terminal and from pipes. After a failure, other processes may only wait longer.
 fn quiet() {
     let _ours_already = rustix::process::setsid();
+    close_left_open();
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let Ok(null) = rustix::fs::open("/dev/null", flags, Mode::empty()) else { return };
     let _closed = [

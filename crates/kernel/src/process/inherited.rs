@@ -1,11 +1,12 @@
 //! Resets state that a process inherits from its caller across exec and that would change its behaviour.
-#![expect(unsafe_code, reason = "signal dispositions, and the memory of the arguments")]
+#![expect(unsafe_code, reason = "signal dispositions, and descriptors that only have numbers")]
 
+use std::os::fd::RawFd;
 use std::sync::OnceLock;
 
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 
-use super::signals::{SignalMask, is_ignored};
+use super::signals::{SignalMask, action, is_ignored};
 
 /// Stack limit of the main thread that [`settle`] tries to set, in bytes. It is the usual limit of Linux systems.
 const STACK: u64 = 8 << 20;
@@ -21,6 +22,9 @@ const CHANGED: [Resource; 2] = [Resource::Stack, Resource::Nofile];
 
 /// The limits of [`CHANGED`] that the caller had set.
 static AT_START: OnceLock<[Rlimit; CHANGED.len()]> = OnceLock::new();
+
+/// Descriptors that the caller had left open, besides standard input, output and error.
+static LEFT_OPEN: OnceLock<Vec<RawFd>> = OnceLock::new();
 
 /// The caller's stack limit is too low.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -41,6 +45,8 @@ pub struct StackError {
 /// - A write beyond the caller's file size limit fails with `EFBIG` instead of ending this process.
 /// - Raises the stack limit to the usual size. [`changed_limits`] returns the caller's limits, for other programs
 ///   that this process starts.
+/// - Notes the descriptors that the caller has left open, which processes such as a container's monitor close. This
+///   process keeps them, because its arguments may name them (`/dev/fd/3`).
 ///
 /// State that callers set for their children by convention stays: priority, working directory, umask.
 ///
@@ -61,10 +67,45 @@ pub fn settle() -> Result<(), StackError> {
     // SAFETY: the handler does nothing.
     let _before = unsafe { libc::signal(libc::SIGXFSZ, handler as libc::sighandler_t) };
     AT_START.get_or_init(|| CHANGED.map(getrlimit));
+    LEFT_OPEN.get_or_init(left_open);
     raise_stack()
 }
 
 extern "C" fn do_nothing(_signal: libc::c_int) {}
+
+/// Whether a signal may call a function of this process that does something. Handlers of faults do not count: Rust's
+/// report that the stack is full, before the process ends.
+pub(super) fn handles_signals() -> bool {
+    let nothing: extern "C" fn(libc::c_int) = do_nothing;
+    let harmless = [libc::SIG_DFL, libc::SIG_IGN, nothing as libc::sighandler_t];
+    let mut others =
+        (1..=libc::SIGRTMAX()).filter(|it| ![libc::SIGSEGV, libc::SIGBUS].contains(it));
+    others.any(|signal| action(signal).is_some_and(|it| !harmless.contains(&it)))
+}
+
+fn left_open() -> Vec<RawFd> {
+    let Ok(all) = std::fs::read_dir("/proc/self/fd") else { return Vec::new() };
+    let numbers = all.filter_map(|it| it.ok()?.file_name().to_str()?.parse().ok());
+    // The directory of the list itself is closed on exec.
+    numbers.filter(|it| *it > 2 && stays_at_exec(*it)).collect()
+}
+
+fn stays_at_exec(number: RawFd) -> bool {
+    // SAFETY: the call only reads; the number of a closed descriptor is an error.
+    let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
+    flags >= 0 && flags & libc::FD_CLOEXEC == 0
+}
+
+/// Closes the descriptors that the caller had left open and that this process has not taken over. For a child that
+/// outlives its parent: a script may wait until a lock or a pipe is closed everywhere.
+pub(super) fn close_left_open() {
+    let numbers = LEFT_OPEN.get().into_iter().flatten().copied();
+    // This process opens its own descriptors with close-on-exec, and sets that for those that it takes over.
+    for number in numbers.filter(|it| stays_at_exec(*it)) {
+        // SAFETY: the descriptor was open before this program began, and none of its code owns it.
+        unsafe { libc::close(number) };
+    }
+}
 
 /// Raises the stack limit. The kernel checks the limit when the stack grows, and keeps at least 128 MiB of address
 /// space free for its growth.
@@ -93,4 +134,36 @@ pub fn changed_limits() -> Vec<(Resource, Rlimit)> {
     let Some(at_start) = AT_START.get() else { return Vec::new() };
     let all = CHANGED.into_iter().zip(at_start.iter().copied());
     all.filter(|(resource, limit)| getrlimit(*resource) != *limit).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    static IS_CALLED: AtomicBool = AtomicBool::new(false);
+
+    extern "C" fn note(_signal: libc::c_int) {
+        IS_CALLED.store(true, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn handlers_that_do_something_are_found() {
+        let set = |handler: libc::sighandler_t| {
+            // SAFETY: the handlers only store a value, or do nothing.
+            let before = unsafe { libc::signal(libc::SIGRTMAX(), handler) };
+            assert_ne!(before, libc::SIG_ERR);
+        };
+        assert!(!handles_signals());
+        let nothing: extern "C" fn(libc::c_int) = do_nothing;
+        set(nothing as libc::sighandler_t);
+        assert!(!handles_signals());
+        let something: extern "C" fn(libc::c_int) = note;
+        set(something as libc::sighandler_t);
+        assert!(handles_signals());
+        set(libc::SIG_IGN);
+        assert!(!handles_signals());
+        set(libc::SIG_DFL);
+    }
 }

@@ -126,6 +126,9 @@ impl MountsBefore {
     /// An error of the kernel: `EINVAL` if this process has several threads, `EPERM` without `CAP_SYS_ADMIN` and
     /// `CAP_SYS_CHROOT`.
     pub fn restore(self) -> Result<(), ProcessError> {
+        // This changes nothing. If it is not allowed, this process must not enter the namespace, in which it would have
+        // another root directory.
+        rustix::process::chroot("/").map_err(ProcessError::call("change a root directory"))?;
         let kind = Some(LinkNameSpaceType::Mount);
         rustix::thread::move_into_link_name_space(self.namespace.as_fd(), kind)
             .map_err(ProcessError::call("return to a mount namespace"))?;

@@ -48,13 +48,18 @@ pub fn die_of(signal: Signal) -> Result<(), ProcessError> {
 
 /// Whether this process ignores a signal. `false` for an invalid number.
 pub(super) fn is_ignored(signal: i32) -> bool {
+    action(signal) == Some(libc::SIG_IGN)
+}
+
+/// Returns the action of a signal: its handler, `SIG_DFL` or `SIG_IGN`. `None` for an invalid number.
+pub(super) fn action(signal: i32) -> Option<libc::sighandler_t> {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: the call only writes to the buffer that it is given, which has the right type.
     if unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) } != 0 {
-        return false;
+        return None;
     }
     // SAFETY: sigaction has initialised it.
-    unsafe { action.assume_init() }.sa_sigaction == libc::SIG_IGN
+    Some(unsafe { action.assume_init() }.sa_sigaction)
 }
 
 impl Signals {

@@ -2,14 +2,14 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::Place;
 use crate::container_life::containers::{Rm, start};
 use crate::container_life::runs::{in_own_mounts, place, runtimes, wait_for};
 
 /// Returns the directory in `/proc` of the process that watches a container.
-fn monitor(place: &Place, name: &str) -> PathBuf {
+pub(super) fn monitor(place: &Place, name: &str) -> PathBuf {
     let state = fs::read(place.path(&format!("store/containers/{name}/state.json"))).unwrap();
     let state: serde_json::Value = serde_json::from_slice(&state).unwrap();
     format!("/proc/{}", state["monitor"]).into()
@@ -45,6 +45,74 @@ fn a_monitor_has_one_thread_and_no_mounts_of_its_own() {
             assert_eq!(place.run(&format!("wait {name}")).out, "137\n", "{name}");
         }
     }
+}
+
+/// Returns the changed memory of a process in mappings of this name, in kB. Source: proc_pid_smaps(5).
+fn changed(process: &Path, name: &str) -> u64 {
+    let smaps = fs::read_to_string(process.join("smaps")).unwrap();
+    let mut is_named = false;
+    let mut sum = 0;
+    for line in smaps.lines() {
+        // The first line of a mapping ends with its name, and its other lines with numbers.
+        if line.split(' ').next().is_some_and(|it| it.contains('-')) {
+            is_named = line.ends_with(name);
+        } else if let Some(size) = line.strip_prefix("Anonymous:")
+            && is_named
+        {
+            sum += size.trim().trim_end_matches(" kB").parse::<u64>().unwrap();
+        }
+    }
+    sum
+}
+
+/// More than the variables of the program have, and less than they and its constants, in kB.
+const CHANGED_MAX: u64 = 400;
+
+/// Waits until a monitor has given back the memory that it does not need at rest.
+fn wait_for_rest(monitor: &Path) {
+    let program = fs::read_link(monitor.join("exe")).unwrap().display().to_string();
+    wait_for("the end of the constants", || changed(monitor, &program) < CHANGED_MAX);
+}
+
+#[test]
+fn a_monitor_that_gave_back_its_constants_works() {
+    let Some(place) = place() else { return };
+    let name = "gives-back";
+    let _guard = Rm(&place, name);
+    let handler = "n=$((n+1)); echo signal $n; [ $n != 3 ] || exit 7";
+    let script = format!("trap '{handler}' USR1; while :; do sleep 1000 & wait; done");
+    start(&place, &["--name", name], &script);
+    let monitor = monitor(&place, name);
+    for number in 1..=3 {
+        wait_for_rest(&monitor);
+        // The last signal ends the container, and this program with it.
+        place.run(&format!("exec {name} sh -c kill${{IFS}}-USR1${{IFS}}1"));
+        if number < 3 {
+            // The monitor writes the log.
+            let line = format!("signal {number}\n");
+            wait_for("the output", || place.out(&format!("logs {name}")).ends_with(&line));
+        }
+    }
+    assert_eq!(place.run(&format!("wait {name}")).out, "7\n");
+}
+
+/// A monitor is a copy of the command that starts the container, which has the descriptions of all options in memory.
+#[test]
+fn monitors_of_run_and_start_take_the_same_memory() {
+    let Some(place) = place() else { return };
+    let name = "small-again";
+    let _guard = Rm(&place, name);
+    start(&place, &["--name", name, "--writable", "dir"], "sleep 1000");
+    let heap = || {
+        let monitor = monitor(&place, name);
+        wait_for_rest(&monitor);
+        changed(&monitor, "[heap]")
+    };
+    let of_run = heap();
+    place.out(&format!("stop --time 0 {name}"));
+    place.out(&format!("start {name}"));
+    let of_start = heap();
+    assert!(of_start < of_run + 200, "{of_start} kB, and {of_run} kB by run");
 }
 
 /// The mount is private, so that an unmount does not reach copies of the namespace.

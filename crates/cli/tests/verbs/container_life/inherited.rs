@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::container_life::at_rest::monitor;
 use crate::container_life::containers::{Rm, ps, start};
 use crate::container_life::runs::{all_runtimes, place, runtimes, wait_for};
 use crate::{Place, Ran};
@@ -183,6 +184,20 @@ fn closed_streams_are_empty_ones() {
     }
 }
 
+/// A script that is run again waits for its lock, which flock(1) holds as long as a process has the file open.
+#[test]
+fn files_that_the_caller_has_open_are_not_kept_open() {
+    let Some(place) = place() else { return };
+    let name = "keeps-none";
+    let _guard = Rm(&place, name);
+    let run = ["run", "--quiet", "--detach", "--name", name, "a", "sleep", "1000"];
+    let ran = by_shell(&place, "exec 9>of-caller && \"$@\"", &run);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let files = fs::read_dir(monitor(&place, name).join("fd")).unwrap();
+    let mut files = files.map(|it| fs::read_link(it.unwrap().path()).unwrap_or_default());
+    assert!(!files.any(|it| it.ends_with("of-caller")));
+}
+
 /// Returns processes of a program, or of any program, whose `file` below `/proc` contains this text.
 fn that_show(file: &str, text: &str, program: Option<&Path>) -> Vec<String> {
     let all = fs::read_dir("/proc").unwrap().flatten();
@@ -238,6 +253,22 @@ fn nobody_reads_secrets_in_the_list_of_processes() {
             format!("{secret} {secret}\n")
         );
     }
+}
+
+/// The monitors of new containers are copies of the process that has the hook.
+#[test]
+fn nobody_reads_secrets_in_the_hook_of_a_fork() {
+    let Some(place) = place() else { return };
+    let secret = format!("hook{}secret", std::process::id());
+    let (parent, child) = ("hooked", "hooked-child");
+    let (_guard, _other) = (Rm(&place, parent), Rm(&place, child));
+    start(&place, &["--name", parent, "--writable", "dir"], "sleep 1000");
+    let hook = format!(": {secret}");
+    let ran = place.run_each(&["fork", "--name", child, "--hook", &hook, parent]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert_eq!(that_show("cmdline", &secret, None), Vec::<String>::new());
+    // This also shows that the list has the child's monitor.
+    assert!(monitor(&place, child).exists());
 }
 
 /// Source: podman-run(1), `--env-file`.
