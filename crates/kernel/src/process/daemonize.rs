@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::pipe::PipeFlags;
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
 use super::signals::SignalMask;
 use super::{Process, ProcessError};
@@ -56,7 +56,8 @@ pub fn finish_behind(work: impl FnOnce(Done)) -> Done {
 /// when the work closes its end or dies, and the child, for signals. The caller need not wait for the child.
 ///
 /// # Errors
-/// [`ProcessError`] if the fork fails or this process has several threads.
+/// [`ProcessError`] if the fork fails, if the child cannot be opened, or if this process has several threads. There is
+/// then no child, although `work` may have begun.
 ///
 /// # Panics
 /// If `fork` returns an invalid pid.
@@ -86,7 +87,16 @@ pub fn start_behind(work: impl FnOnce(OwnedFd)) -> Result<(OwnedFd, Process), Pr
         child => {
             let pid = Pid::from_raw(child).expect("fork returns a pid");
             // The child has not been reaped, so the pid is still its own.
-            Ok((answer, Process::open(pid)?))
+            match Process::open(pid) {
+                Ok(process) => Ok((answer, process)),
+                Err(error) => {
+                    // After an error, the caller expects no child. If it exited in the meantime, there is nothing to
+                    // kill.
+                    let _killed = rustix::process::kill_process(pid, Signal::KILL);
+                    let _reaped = rustix::process::waitid(WaitId::Pid(pid), WaitIdOptions::EXITED);
+                    Err(error)
+                }
+            }
         }
     }
 }
