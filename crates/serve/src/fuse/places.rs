@@ -17,9 +17,11 @@ const FIRST_INODE: u64 = 0xffff_ffff;
 
 /// Position of the first place in the listing of a directory. Such programs also need positions below 2^31.
 const FIRST_POSITION: u64 = 1 << 30;
-/// The same for directories from this size in bytes on, whose entries may have such positions. In an image, a position
-/// has the number of a block of at least 512 bytes in its upper bits, from bit 16 on.
-const FIRST_POSITION_OF_LARGE: (u64, u64) = (1 << 62, 8 << 20);
+/// The same for [large](LARGE) directories, whose entries may have smaller positions than this one.
+const FIRST_POSITION_OF_LARGE: u64 = 1 << 62;
+/// Size of the smallest large directory, in bytes. In an image, a position has the number of a block of at least 512
+/// bytes in its upper bits, from bit 16 on, so smaller directories have positions below [`FIRST_POSITION`].
+const LARGE: u64 = 8 << 20;
 
 /// The places of a file system.
 #[derive(Debug)]
@@ -135,9 +137,8 @@ pub(super) fn node_of<S: ReadAt>(image: &ShownImage<S>, nid: Nid) -> Option<Node
 }
 
 /// Returns the position after all entries of a directory of an image.
-pub(super) fn positions_after(directory: &Inode) -> u64 {
-    let (of_large, large) = FIRST_POSITION_OF_LARGE;
-    if directory.size() < large { FIRST_POSITION } else { of_large }
+pub(super) const fn positions_after(directory: &Inode) -> u64 {
+    if directory.size() < LARGE { FIRST_POSITION } else { FIRST_POSITION_OF_LARGE }
 }
 
 /// Whether an overlay takes a file for a whiteout: it hides the name in all lower layers, and is not shown itself.

@@ -77,7 +77,10 @@ pub(super) fn hold(
             assert!(served.is_ok(), "{served:?}");
         });
         let is_well = match started {
-            Ok((_, server)) => server.wait()? == Exit::Code(0),
+            Ok((answer, server)) => {
+                drop(answer);
+                server.wait()? == Exit::Code(0)
+            }
             Err(error) => {
                 tracing::warn!(%error, "cannot start a server: serving in its holder");
                 // A child that could not be opened may have taken requests.
