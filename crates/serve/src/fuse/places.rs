@@ -17,7 +17,7 @@ const FIRST_INODE: u64 = 0xffff_ffff;
 
 /// Position of the first place in the listing of a directory. Such programs also need positions below 2^31.
 const FIRST_POSITION: u64 = 1 << 30;
-/// The same for [large](LARGE) directories, whose entries may have smaller positions than this one.
+/// The same for large directories, whose entries may have such positions themselves.
 const FIRST_POSITION_OF_LARGE: u64 = 1 << 62;
 /// Size of the smallest large directory, in bytes. In an image, a position has the number of a block of at least 512
 /// bytes in its upper bits, from bit 16 on, so smaller directories have positions below [`FIRST_POSITION`].
