@@ -478,7 +478,9 @@ fn nothing_outlives_its_mount() {
     ];
     if KernelVersion::running() >= Some(OVERLAY_USER_DATA) {
         for end in ["; $Q umount point", ""] {
-            cases.push(format!("{namespace} sh -ec \"{mount}-objects a point; cat point/theirs{end}\""));
+            cases.push(format!(
+                "{namespace} sh -ec \"{mount}-objects a point; cat point/theirs{end}\""
+            ));
         }
     }
     // Repeat the cases often enough to catch a race.

@@ -40,7 +40,8 @@ const LABEL: &str = "security.selinux";
 const WAYS: [&str; 3] = ["fuse-objects", "fuse", "tree"];
 
 /// When a file is changed, an overlay copies its xattrs to the writable layer. On a disk of the host, the kernel lets
-/// only root of the host set labels of security modules. The root directory of a container is such a copy.
+/// only root of the host set labels of security modules, except those of SELinux where SELinux is active. The root
+/// directory of a container is such a copy.
 #[test]
 fn labels_prevent_neither_starts_nor_changes() {
     let Some(user) = User::new(true) else { return };
@@ -49,14 +50,16 @@ fn labels_prevent_neither_starts_nor_changes() {
     }
     let tree = tree(&user);
     add_programs(&tree, &["/usr/bin/getfattr"]);
+    let label = "security.ima";
     for path in ["", "etc", "large"] {
-        set(&tree.join(path), LABEL, b"label");
+        set(&tree.join(path), label, b"label");
     }
     user.import(&tree);
     let kernel = listed_by_kernel(&user, "objects");
     // The file has two names.
-    assert_eq!(kernel.iter().filter(|it| it.starts_with(LABEL)).count(), 4, "{kernel:?}");
-    let script = "echo new > large; cat large; echo x > etc/y; cat etc/y; getfattr -hdm- / etc large";
+    assert_eq!(kernel.iter().filter(|it| it.starts_with(label)).count(), 4, "{kernel:?}");
+    let script =
+        "echo new > large; cat large; echo x > etc/y; cat etc/y; getfattr -hdm- / etc large";
     for way in WAYS {
         let run = ["run", "--rm", "--quiet", "--via", way, "a", "sh", "-c", script];
         assert_eq!(user.out(&run), "new\nx\n", "{way}");
@@ -68,6 +71,7 @@ fn labels_prevent_neither_starts_nor_changes() {
 fn whiteouts_of_an_image_are_not_listed() {
     let Some(user) = User::new(true) else { return };
     let tree = tree(&user);
+    fs::create_dir(tree.join("few")).unwrap();
     write(&tree.join("few/here"), b"", 0o644);
     mknodat(CWD, tree.join("few/gone"), FileType::CharacterDevice, Mode::RUSR, 0).unwrap();
     user.import(&tree);
