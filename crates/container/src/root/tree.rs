@@ -11,7 +11,9 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use image::erofs::read::{Cached, Image, Owners, View, to_tree};
-use image::tree::{Content, Inode, InodeId, Location, Node, Timestamp};
+use image::tree::{
+    Content, Inode, InodeId, Location, Node, Timestamp, XATTR_NAME_MAX, is_users_xattr,
+};
 use image::verity::ObjectId;
 use kernel::mount::{Detached, MountError, TmpfsOptions};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
@@ -310,8 +312,7 @@ fn place(file: BorrowedFd<'_>) -> String {
 pub fn set_below_overlay(file: BorrowedFd<'_>, name: &[u8], value: &[u8]) -> Result<(), Errno> {
     let Some(name) = name_below_overlay(name) else { return Ok(()) };
     match rustix::fs::setxattr(place(file), &*name, value, XattrFlags::empty()) {
-        // Other file systems also refuse these xattrs: xattrs of a symlink, and those of security modules that are not
-        // active.
+        // Other file systems also refuse these xattrs, for example `user.` xattrs of a symlink.
         Err(Errno::OPNOTSUPP | Errno::PERM) => {
             let name = String::from_utf8_lossy(&name);
             tracing::debug!(%name, "the file system does not support an xattr of a file");
@@ -402,17 +403,18 @@ fn metacopy(object: &ObjectId) -> Vec<u8> {
     [&[0, length, 0, object.algorithm().kernel_id()], digest].concat()
 }
 
-/// Returns the name of an image's xattr below an overlay of a user namespace; `None` for xattrs that only root's
-/// overlays have. An overlay interprets xattrs with its prefix, unless they have the prefix twice.
+/// Returns the name of an image's xattr below an overlay of a user namespace. `None` for xattrs that only the host's
+/// root may set: when a file is changed, an overlay copies its xattrs to the writable layer, and if the kernel refuses
+/// one of `security.`, it refuses the change. An overlay interprets xattrs with its prefix, unless they have the prefix
+/// twice. `None` also for a name that is too long for that: the overlay could not request it.
 #[must_use]
 pub fn name_below_overlay(name: &[u8]) -> Option<Cow<'_, [u8]>> {
-    if name.starts_with(b"trusted.") {
+    if !is_users_xattr(name) {
         return None;
     }
-    Some(match name.strip_prefix(OVERLAY.as_bytes()) {
-        Some(rest) => Cow::Owned([OVERLAY.as_bytes(), b"overlay.", rest].concat()),
-        None => Cow::Borrowed(name),
-    })
+    let Some(rest) = name.strip_prefix(OVERLAY.as_bytes()) else { return Some(name.into()) };
+    let escaped = [OVERLAY.as_bytes(), b"overlay.", rest].concat();
+    (escaped.len() <= XATTR_NAME_MAX).then_some(Cow::Owned(escaped))
 }
 
 fn open_directory(above: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno> {
@@ -426,4 +428,32 @@ fn failed(path: &[u8]) -> impl Fn(Errno) -> TreeRootError {
 
 fn shown_path(path: &[u8]) -> String {
     path.escape_ascii().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The length is limited by Linux `XATTR_NAME_MAX`, 255, and the escape has eight bytes.
+    #[test]
+    fn names_below_an_overlay() {
+        let check = |name: &str, expect: Option<&str>| {
+            let found = name_below_overlay(name.as_bytes());
+            assert_eq!(found.as_deref(), expect.map(str::as_bytes), "{name}");
+        };
+        for name in ["user.a", "user.overlay", "security.capability", "system.posix_acl_access"] {
+            check(name, Some(name));
+        }
+        check("user.overlay.redirect", Some("user.overlay.overlay.redirect"));
+        check("user.overlay.overlay.x", Some("user.overlay.overlay.overlay.x"));
+        for name in ["trusted.overlay.redirect", "trusted.a", "security.selinux", "security.ima"] {
+            check(name, None);
+        }
+        let long = |length: usize| format!("user.overlay.{}", "x".repeat(length - 13));
+        check(&long(247), Some(&format!("user.overlay.overlay.{}", "x".repeat(234))));
+        check(&long(248), None);
+        check(&long(255), None);
+        let plain = format!("user.{}", "x".repeat(250));
+        check(&plain, Some(&plain));
+    }
 }

@@ -428,10 +428,12 @@ fn directories(parent: BorrowedFd<'_>, image: Shown<'_>) -> Result<(OwnedFd, Own
             Err(errno) => Err(UpperError::Prepare(errno)),
         }
     };
-    let (upper, is_new) = make("upper")?;
     let (work, _) = make("work")?;
-    if is_new {
-        copy_root(image, upper.as_fd())?;
+    let (upper, is_new) = make("upper")?;
+    if is_new && let Err(errno) = copy_root(image, upper.as_fd()) {
+        // Otherwise the next start would take the directory for a used one, whose owner, mode and xattrs are right.
+        let _left = rustix::fs::unlinkat(parent, "upper", AtFlags::REMOVEDIR);
+        return Err(errno.into());
     }
     Ok((upper, work))
 }
@@ -531,6 +533,29 @@ mod tests {
             ("trusted.overlay.overlay.opaque", "user.overlay.overlay.opaque");
         check(XattrNamespace::Trusted, &[inner_trusted, user, inner_user, "user.overlayed"]);
         check(XattrNamespace::User, &[trusted, inner_trusted, inner_user, "user.overlayed"]);
+    }
+
+    /// An upper directory that exists is used as it is.
+    #[test]
+    fn a_failed_start_leaves_no_root_directory() {
+        let folder = tempfile::tempdir().unwrap();
+        let [image, parent] = ["image", "parent"].map(|name| {
+            let path = folder.path().join(name);
+            std::fs::create_dir(&path).unwrap();
+            File::open(path).unwrap()
+        });
+        rustix::fs::fchmod(&image, Mode::from_raw_mode(0o711)).unwrap();
+        let no_directory = File::create(folder.path().join("file")).unwrap();
+        let upper = |root: &File| {
+            let shown = Shown { root: root.as_fd(), marks: XattrNamespace::Trusted };
+            directories(parent.as_fd(), shown)
+        };
+        assert!(matches!(upper(&no_directory), Err(UpperError::Prepare(Errno::NOTDIR))));
+        let (made, _) = upper(&image).unwrap();
+        assert_eq!(rustix::fs::fstat(&made).unwrap().st_mode & 0o7777, 0o711);
+        // One that was used keeps its mode.
+        let (again, _) = upper(&no_directory).unwrap();
+        assert_eq!(rustix::fs::fstat(&again).unwrap().st_mode & 0o7777, 0o711);
     }
 
     #[test]

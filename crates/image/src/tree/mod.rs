@@ -20,7 +20,7 @@ pub use builder::{Builder, Choice, Copied, LayError, Link, TreeError, check_name
 pub use frozen::{Children, Entry, Inode, Tree, TreeXattrs, Walk};
 pub(crate) use frozen::{External, StoredLocation};
 pub(crate) use intern::StringId;
-pub use userns_tree::{TreeUser, UserTree, for_user};
+pub use userns_tree::{TreeUser, UserTree, for_user, is_users_xattr};
 
 use crate::verity::ObjectId;
 

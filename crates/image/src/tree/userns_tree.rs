@@ -73,7 +73,8 @@ pub fn for_user(tree: &Tree, user: &TreeUser<'_>) -> Result<UserTree, TreeError>
 /// Whether an unprivileged user may set an xattr of this name. The only `security.` xattr that is allowed is
 /// `security.capability`, which takes effect only in the user's namespace. The others are labels of security modules,
 /// which the kernel would trust.
-fn is_users(name: &[u8]) -> bool {
+#[must_use]
+pub fn is_users_xattr(name: &[u8]) -> bool {
     let is_security = name.starts_with(b"security.") && name != b"security.capability";
     !is_security && !name.starts_with(b"trusted.")
 }
@@ -115,7 +116,7 @@ impl Copy<'_> {
         if let Some(here) = self.xattrs[id.index()] {
             return Ok(here);
         }
-        let kept = tree.xattrs(id).filter(|(name, _)| is_users(name));
+        let kept = tree.xattrs(id).filter(|(name, _)| is_users_xattr(name));
         let kept: Vec<_> = kept.collect();
         let is_long = |name: &[u8]| {
             name.starts_with(OVERLAY) && name.len() > XATTR_NAME_MAX.saturating_sub(ESCAPE.len())

@@ -59,8 +59,8 @@ pub fn finish_behind(work: impl FnOnce(Done)) -> Done {
 /// when the work closes its end or dies, and the child, for signals. The caller need not wait for the child.
 ///
 /// # Errors
-/// [`ProcessError`] if the fork fails, if this process has several threads or if it has too many descriptors for the
-/// child's. The child is killed in the last case.
+/// [`ProcessError`] if the fork fails, if this process has several threads, or if the child cannot be opened. There is
+/// then no child, although `work` may have begun.
 ///
 /// # Panics
 /// If `fork` returns an invalid pid.

@@ -2,14 +2,26 @@
 //! mount points.
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
-use image::erofs::read::{FileType, Nid, ReadAt, ReadError, ShownImage};
+use image::erofs::read::{FileType, Inode, Nid, ReadAt, ReadError, ShownFile, ShownImage};
 use kernel::fuse::{NodeAttributes, NodeNumber};
 use rustix::fs::Mode;
 
 /// Node number of the first place. Nodes of an image have numbers below 2^60, because its size in bytes is below 2^64
-/// and an inode has at least 32 bytes. It is also the position of the first place in a directory listing: positions in
-/// a directory of an image would be as large only if the image had 2^46 blocks.
+/// and an inode has at least 32 bytes.
 const FIRST: u64 = 1 << 62;
+
+/// Inode number of the first place; the following ones have smaller numbers. Programs of 32 bits without support for
+/// large files cannot list a directory in which a number has more bits. Inodes have larger numbers only in images of
+/// 128 GiB.
+const FIRST_INODE: u64 = 0xffff_ffff;
+
+/// Position of the first place in the listing of a directory. Such programs also need positions below 2^31.
+const FIRST_POSITION: u64 = 1 << 30;
+/// The same for large directories, whose entries may have such positions themselves.
+const FIRST_POSITION_OF_LARGE: u64 = 1 << 62;
+/// Size of the smallest large directory, in bytes. In an image, a position has the number of a block of at least 512
+/// bytes in its upper bits, from bit 16 on, so smaller directories have positions below [`FIRST_POSITION`].
+const LARGE: u64 = 8 << 20;
 
 /// The places of a file system.
 #[derive(Debug)]
@@ -58,6 +70,7 @@ impl Places {
             };
             let next = match found {
                 Some(file) if file.kind == FileType::Directory => Some(file.inode.nid()),
+                Some(file) if is_whiteout(&file) => None,
                 // The caller looks where a link leads, and whether a file is in the way.
                 Some(_) => return Ok(()),
                 None => None,
@@ -97,18 +110,20 @@ impl Places {
     }
 
     /// Returns the places in a directory, in the order of their numbers.
-    pub(super) fn of(&self, directory: NodeNumber) -> impl Iterator<Item = (NodeNumber, &Place)> {
+    fn of(&self, directory: NodeNumber) -> impl Iterator<Item = (NodeNumber, &Place)> {
         let numbered = self.0.iter().enumerate().map(|(index, place)| (number(index), place));
         numbered.filter(move |(_, place)| place.directory == directory)
     }
 
-    /// Returns the places that follow a position of a listing.
+    /// Returns the places of a directory from a distance on, each with the distance after it.
     pub(super) fn after(
         &self,
         directory: NodeNumber,
-        position: u64,
-    ) -> impl Iterator<Item = (NodeNumber, &Place)> {
-        self.of(directory).filter(move |(node, _)| node.0 >= position)
+        from: u64,
+    ) -> impl Iterator<Item = (u64, NodeNumber, &Place)> {
+        let from = FIRST.saturating_add(from);
+        let places = self.of(directory).filter(move |(node, _)| node.0 >= from);
+        places.map(|(node, place)| (node.0.saturating_sub(FIRST).saturating_add(1), node, place))
     }
 }
 
@@ -121,14 +136,15 @@ pub(super) fn node_of<S: ReadAt>(image: &ShownImage<S>, nid: Nid) -> Option<Node
     nid.0.checked_add(2).map(NodeNumber)
 }
 
-/// Whether a position of a listing is after all entries of the image.
-pub(super) const fn is_after_image(position: u64) -> bool {
-    position >= FIRST
+/// Returns the position after all entries of a directory of an image.
+pub(super) const fn positions_after(directory: &Inode) -> u64 {
+    if directory.size() < LARGE { FIRST_POSITION } else { FIRST_POSITION_OF_LARGE }
 }
 
-/// The position of a listing after a place.
-pub(super) const fn after_place(node: NodeNumber) -> u64 {
-    node.0.saturating_add(1)
+/// Whether an overlay takes a file for a whiteout: it hides the name in all lower layers, and is not shown itself.
+/// Source: Linux `include/linux/fs.h`, `IS_WHITEOUT`.
+pub(super) fn is_whiteout(file: &ShownFile) -> bool {
+    file.kind == FileType::CharDevice && file.inode.device_number() == 0
 }
 
 fn number(index: usize) -> NodeNumber {
@@ -147,7 +163,8 @@ impl Place {
     /// The attributes of a place: it belongs to root, and its time is 1970.
     pub(super) fn attributes(&self, node: NodeNumber) -> NodeAttributes {
         let mode = Mode::from_raw_mode(if self.is_directory { 0o755 } else { 0o644 });
-        let file = NodeAttributes::file(node.0, 0, mode, (0, 0));
+        let inode = FIRST_INODE.saturating_sub(node.0.saturating_sub(FIRST));
+        let file = NodeAttributes::file(inode, 0, mode, (0, 0));
         match self.is_directory {
             true => NodeAttributes { kind: rustix::fs::FileType::Directory, links: 2, ..file },
             false => file,

@@ -14,6 +14,7 @@ use kernel::process::last_processor;
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
+use super::supervisor::Successor;
 use super::tree::{AnswerMemory, FileData, FileTree, FuseAnswer};
 
 /// Largest number of threads. More threads would wait for each other, for the underlying file system, and for two
@@ -35,7 +36,8 @@ const LOOK_AT_ANOTHER: u32 = 16;
 /// millisecond. A host may have thousands of containers, most of which rest.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// Serves a tree until its file system is unmounted, or until the server is not needed for now.
+/// Serves a tree until its file system is unmounted, or until the server is not needed for now and `next` will start
+/// another one.
 ///
 /// If the server sends the data of files, there is one thread for each processor, up to four. One thread takes requests
 /// and handles most of them itself. While it handles a long read, another thread takes requests. If the server sends
@@ -46,13 +48,14 @@ const IDLE: Duration = Duration::from_secs(1);
 pub(super) fn serve<S, D>(
     connection: &FuseConnection,
     tree: &FileTree<S, D>,
+    next: Successor,
 ) -> Result<(), FuseError>
 where
     S: ReadAt + Send + Sync,
     D: FileData,
 {
     if !tree.has_data() {
-        return serve_names(connection, tree);
+        return serve_names(connection, tree, next);
     }
     connection.never_wait_in_take()?;
     let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
@@ -81,23 +84,30 @@ where
 fn serve_names<S: ReadAt, D: FileData>(
     connection: &FuseConnection,
     tree: &FileTree<S, D>,
+    next: Successor,
 ) -> Result<(), FuseError> {
     connection.never_wait_in_take()?;
     let (mut buffer, mut memory) = (RequestBuffer::default(), AnswerMemory::default());
     let mut processor = Processor::new();
-    while connection.has_request(Some(IDLE))? {
+    let mut patience = Some(IDLE);
+    loop {
+        if !connection.has_request(patience)? {
+            if next.is_there() {
+                return Ok(());
+            }
+            patience = None;
+        }
         match connection.take(&mut buffer) {
             Ok(TakenRequest::Request(request)) => {
                 processor.follow(request.from.thread);
                 one(connection, tree, &request, &mut memory);
             }
             Ok(TakenRequest::Nothing) => {}
-            Ok(TakenRequest::Over) => break,
+            Ok(TakenRequest::Over) => return Ok(()),
             Err(FuseError::Request(error)) => refuse(connection, &error),
             Err(error) => return Err(error),
         }
     }
-    Ok(())
 }
 
 /// The processor on which a thread runs: that of the last program that sent a request. Then a request and its reply are

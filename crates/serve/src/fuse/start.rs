@@ -50,7 +50,7 @@ pub fn start(
             few.detach_others();
         }
         // When this process exits, the connection is closed and readers get errors.
-        let _ended = hold(connection, |connection| serve(connection, tree));
+        let _ended = hold(connection, |connection, next| serve(connection, tree, next));
     };
     start_server(&keep, prepare, serve)?;
     Ok(())

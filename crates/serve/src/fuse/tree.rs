@@ -20,14 +20,12 @@ use kernel::fuse::{
 use rustix::fs::Mode;
 use rustix::io::Errno;
 
-use super::places::{Place, Places, after_place, is_after_image, node_of};
+use super::places::{Place, Places, is_whiteout, node_of, positions_after};
 
 /// Prefix of xattrs that only root of the initial namespace may have.
 const TRUSTED: &[u8] = b"trusted.";
 /// Prefix of xattrs of security modules, and of capabilities.
 const SECURITY: &[u8] = b"security.";
-/// The capabilities of a program, which the kernel reads before each `exec`.
-const CAPABILITY: &[u8] = b"security.capability";
 
 /// The file data outside the image.
 pub trait FileData: Send + Sync {
@@ -70,8 +68,6 @@ pub struct FileTree<S, D> {
     /// The ids that the user namespace maps; `None` if it has all.
     ids: Option<OwnIds>,
     has_xattrs: OnceLock<bool>,
-    /// Whether a file has an xattr of a security module.
-    has_labels: OnceLock<bool>,
     /// Mount points that the image lacks.
     places: Places,
     /// Files that are hidden, because a tmpfs above contains them.
@@ -126,14 +122,13 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
             view,
             ids,
             has_xattrs: OnceLock::new(),
-            has_labels: OnceLock::new(),
             places: Places::new(),
             apart: BTreeSet::new(),
         }
     }
 
     /// Shows those of these paths that the image lacks as empty files, and paths that end with a slash as empty
-    /// directories. A path that leads through a link or a file of the image is left out.
+    /// directories, below an overlay. A path that leads through a link or a file of the image is left out.
     ///
     /// # Errors
     /// If a directory of the image cannot be read.
@@ -268,13 +263,13 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
             FuseOperation::Lookup(_) => Err(Errno::NOTDIR.into()),
             FuseOperation::ReadDirectory { offset, size, attributes } if place.is_directory() => {
                 let mut reply = DirectoryReply::new(bytes, *size, *attributes);
-                self.list_places(node, *offset, &mut reply);
+                self.list_places(node, 0, *offset, &mut reply);
                 Ok(FuseAnswer::Bytes(bytes))
             }
             FuseOperation::ReadDirectory { .. } => Err(Errno::NOTDIR.into()),
             FuseOperation::Read { .. } if !place.is_directory() => Ok(FuseAnswer::Bytes(bytes)),
             FuseOperation::Read { .. } | FuseOperation::ReadLink => Err(Errno::INVAL.into()),
-            FuseOperation::GetXattr { name, .. } => Err(self.no_xattr(name.to_bytes())?.into()),
+            FuseOperation::GetXattr { name, .. } => Err(self.no_xattr(name.to_bytes()).into()),
             FuseOperation::ListXattrs(size) => sized(bytes, *size),
             FuseOperation::Statistics => Ok(FuseAnswer::Body(self.statistics())),
             _ => Err(Errno::NOSYS.into()),
@@ -288,14 +283,34 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
         }
     }
 
-    /// Adds the places of a directory to a listing.
-    fn list_places(&self, directory: NodeNumber, from: u64, reply: &mut DirectoryReply<'_>) {
-        for (node, place) in self.places.after(directory, from) {
+    /// Adds the places of a directory to a listing. `first` is the position of the first place, and `from` is the
+    /// distance from there at which the listing continues.
+    fn list_places(
+        &self,
+        directory: NodeNumber,
+        first: u64,
+        from: u64,
+        reply: &mut DirectoryReply<'_>,
+    ) {
+        for (after, node, place) in self.places.after(directory, from) {
             let (name, attributes) = (place.name(), place.attributes(node));
-            let next = after_place(node);
+            let next = first.saturating_add(after);
             if !reply.push(&ListedEntry { name, node: Some(node), attributes, next }) {
                 return;
             }
+        }
+    }
+
+    /// Whether a file of the image has no name: a tmpfs above contains it, or an overlay above takes it for a whiteout.
+    /// An overlay would list such a name, but not find it.
+    fn is_hidden(&self, file: &ShownFile) -> bool {
+        self.apart.contains(&file.inode.nid()) || self.has_overlay() && is_whiteout(file)
+    }
+
+    const fn has_overlay(&self) -> bool {
+        match self.view {
+            FuseView::Namespace | FuseView::Objects => true,
+            FuseView::Owner | FuseView::Alone => false,
         }
     }
 
@@ -342,7 +357,7 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
     fn look_up(&self, directory: NodeNumber, name: &[u8]) -> Result<ReplyBody, Failed> {
         let inode = self.inode(directory, FileType::Directory, Errno::NOTDIR)?;
         match self.image.lookup(inode.nid(), name)? {
-            Some(file) if !self.apart.contains(&file.inode.nid()) => {
+            Some(file) if !self.is_hidden(&file) => {
                 Ok(ReplyBody::entry(self.node(file.inode.nid())?, &self.attributes(&file)))
             }
             _ => Ok(self.look_up_place(directory, name)),
@@ -418,13 +433,14 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
     ) -> Result<FuseAnswer<'m>, Failed> {
         let directory = self.inode(node, FileType::Directory, Errno::NOTDIR)?;
         let mut reply = DirectoryReply::new(bytes, size, with_attributes);
-        if is_after_image(from.0) {
-            self.list_places(node, from.0, &mut reply);
+        let first_place = positions_after(&directory);
+        if let Some(from) = from.0.checked_sub(first_place) {
+            self.list_places(node, first_place, from, &mut reply);
             return Ok(FuseAnswer::Bytes(bytes));
         }
         let (mut is_wrong, mut is_full) = (None, false);
         self.image.entries(directory.nid(), from, |entry| {
-            if self.apart.contains(&entry.file.inode.nid()) {
+            if self.is_hidden(&entry.file) {
                 return true;
             }
             let node = match self.node(entry.file.inode.nid()) {
@@ -445,9 +461,17 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
             return Err(errno.into());
         }
         if !is_full {
-            self.list_places(node, 0, &mut reply);
+            self.list_places(node, first_place, 0, &mut reply);
         }
         Ok(FuseAnswer::Bytes(bytes))
+    }
+
+    /// Returns the name that this view shows for an xattr of the image; `None` if the xattr is not shown.
+    fn shown_name<'n>(&self, name: &'n [u8]) -> Option<Cow<'n, [u8]>> {
+        if self.has_overlay() {
+            return name_below_overlay(name);
+        }
+        (!name.starts_with(TRUSTED)).then_some(Cow::Borrowed(name))
     }
 
     /// Returns `ENOSYS` if no file of the image has xattrs, so that the kernel stops asking. Searches all files once.
@@ -455,7 +479,7 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
         let has = match self.has_xattrs.get() {
             Some(has) => *has,
             None => {
-                let has = self.image.has_xattrs(|name| !name.starts_with(TRUSTED))?;
+                let has = self.image.has_xattrs(|name| self.shown_name(name).is_some())?;
                 *self.has_xattrs.get_or_init(|| has)
             }
         };
@@ -470,13 +494,9 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
         mut take: impl FnMut(&[u8], &[u8]),
     ) -> Result<(), Failed> {
         let file = self.file(node)?;
-        self.image.xattrs(&file.inode, xattrs, |name, value| match self.view {
-            FuseView::Owner | FuseView::Alone if name.starts_with(TRUSTED) => {}
-            FuseView::Owner | FuseView::Alone => take(name, &self.value(name, value)),
-            FuseView::Namespace | FuseView::Objects => {
-                if let Some(shown) = name_below_overlay(name) {
-                    take(&shown, &self.value(name, value));
-                }
+        self.image.xattrs(&file.inode, xattrs, |name, value| {
+            if let Some(shown) = self.shown_name(name) {
+                take(&shown, &self.value(name, value));
             }
         })?;
         Ok(())
@@ -505,7 +525,7 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
                 bytes.extend_from_slice(value);
             }
         })?;
-        if is_there { sized(bytes, size) } else { Err(self.no_xattr(name)?.into()) }
+        if is_there { sized(bytes, size) } else { Err(self.no_xattr(name).into()) }
     }
 
     /// Returns the object with a file's data.
@@ -521,21 +541,11 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
         }
     }
 
-    /// Returns the error for an xattr that a file lacks. If no file of the image has a label of a security module,
-    /// labels are not supported: `ls -l` then stops asking for them.
-    fn no_xattr(&self, name: &[u8]) -> Result<Errno, Failed> {
-        let is_label = |name: &[u8]| name.starts_with(SECURITY) && name != CAPABILITY;
-        if self.view != FuseView::Objects || !is_label(name) {
-            return Ok(Errno::NODATA);
-        }
-        let has = match self.has_labels.get() {
-            Some(has) => *has,
-            None => {
-                let has = self.image.has_xattrs(is_label)?;
-                *self.has_labels.get_or_init(|| has)
-            }
-        };
-        Ok(if has { Errno::NODATA } else { Errno::OPNOTSUPP })
+    /// Returns the error for an xattr that a file lacks. Labels of security modules are not shown below an overlay, so
+    /// they are not supported: `ls -l` then stops asking for them.
+    fn no_xattr(&self, name: &[u8]) -> Errno {
+        let is_label = name.starts_with(SECURITY) && self.shown_name(name).is_none();
+        if is_label { Errno::OPNOTSUPP } else { Errno::NODATA }
     }
 
     fn xattr_names<'m>(

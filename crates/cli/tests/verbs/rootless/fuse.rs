@@ -148,8 +148,9 @@ fn files_with_xattrs_are_set_apart_where_they_are_few() {
     fs::remove_file(tree.join("etc/hosts")).unwrap();
     fs::create_dir(tree.join("other")).unwrap();
     std::os::unix::fs::symlink("../other/hosts", tree.join("etc/hosts")).unwrap();
-    let (link, label) = (tree.join("etc/hosts"), "security.selinux");
-    rustix::fs::lsetxattr(&link, label, b"label", XattrFlags::empty()).unwrap();
+    let link = tree.join("etc/hosts");
+    let capability = [0x0200_0000_u32, 1, 0, 0, 0].map(u32::to_le_bytes).concat();
+    rustix::fs::lsetxattr(&link, "security.capability", &capability, XattrFlags::empty()).unwrap();
     user.import(&tree);
     let run = ["run", "--rm", "--quiet", "--read-only", "--via", "fuse", "a", "cat", "/etc/hosts"];
     assert!(user.out(&run).contains("localhost"));
@@ -450,7 +451,7 @@ fn nothing_outlives_its_mount() {
     user.import(&tree(&user));
     let namespace = "unshare --user --map-auto --map-root-user --mount";
     let mount = "$Q mount --via fuse";
-    let cases = [
+    let mut cases = vec![
         format!("{namespace} sh -ec \"{mount} a point; cat point/theirs; $Q umount point\""),
         format!("{namespace} sh -ec \"{mount} a point; cat point/theirs\""),
         // If a mount propagates to copies of the namespace, it does not propagate to the server's namespace.
@@ -475,6 +476,13 @@ fn nothing_outlives_its_mount() {
              $Q umount point\""
         ),
     ];
+    if KernelVersion::running() >= Some(OVERLAY_USER_DATA) {
+        for end in ["; $Q umount point", ""] {
+            cases.push(format!(
+                "{namespace} sh -ec \"{mount}-objects a point; cat point/theirs{end}\""
+            ));
+        }
+    }
     // Repeat the cases often enough to catch a race.
     for case in cases.iter().cycle().take(3 * cases.len()) {
         let ran = user.script(&format!(
