@@ -46,13 +46,21 @@ struct Directory {
 pub(super) struct CopyIndex {
     files: Vec<Seen>,
     directories: Vec<Directory>,
+    /// Number of directories that were opened by their paths, with those on the paths.
+    #[cfg(test)]
+    pub(super) steps: std::cell::Cell<u64>,
 }
 
 impl CopyIndex {
     /// Returns an index that has only the root.
     pub(super) fn new() -> Self {
         let root = Directory { place: None, seen: None, entries: Vec::new() };
-        Self { files: Vec::new(), directories: vec![root] }
+        Self {
+            files: Vec::new(),
+            directories: vec![root],
+            #[cfg(test)]
+            steps: std::cell::Cell::default(),
+        }
     }
 
     /// Adds a copied file, without a name.
@@ -94,10 +102,15 @@ impl CopyIndex {
         KnownNames { is_found: vec![false; entries.len()], entries, next: 0, sorted: None }
     }
 
-    /// Returns the names on the path to a directory, the last one first.
-    fn names(&self, mut directory: DirectoryId) -> impl Iterator<Item = &CStr> {
+    /// Returns the names on the path from `above` to a directory, the last one first.
+    fn names(
+        &self,
+        mut directory: DirectoryId,
+        above: DirectoryId,
+    ) -> impl Iterator<Item = &CStr> {
         std::iter::from_fn(move || {
-            let (parent, name) = self.directories[directory.0].place.as_ref()?;
+            let place = self.directories[directory.0].place.as_ref();
+            let (parent, name) = place.filter(|_| directory != above)?;
             directory = *parent;
             Some(&**name)
         })
@@ -108,7 +121,7 @@ impl CopyIndex {
         /// Number of names in an error.
         const MOST: usize = 64;
         let mut names: Vec<&CStr> =
-            name.into_iter().chain(self.names(directory)).take(MOST).collect();
+            name.into_iter().chain(self.names(directory, DirectoryId::ROOT)).take(MOST).collect();
         names.reverse();
         let names = names.iter().flat_map(|name| [b"/", name.to_bytes()]);
         let path = names.collect::<Vec<_>>().concat();
@@ -121,10 +134,22 @@ impl CopyIndex {
         root: BorrowedFd<'_>,
         directory: DirectoryId,
     ) -> Result<OwnedFd, Errno> {
+        self.open_below(root, DirectoryId::ROOT, directory)
+    }
+
+    /// Opens a directory of the copy from `base`, which is the open directory `above` on its path.
+    pub(super) fn open_below(
+        &self,
+        base: BorrowedFd<'_>,
+        above: DirectoryId,
+        directory: DirectoryId,
+    ) -> Result<OwnedFd, Errno> {
         /// Length of the paths that are opened at once, in bytes, which is less than Linux's `PATH_MAX`.
         const LONGEST: usize = 3000;
-        let mut names: Vec<&CStr> = self.names(directory).collect();
-        let mut here = open_directory(root)?;
+        let mut names: Vec<&CStr> = self.names(directory, above).collect();
+        #[cfg(test)]
+        self.steps.set(self.steps.get() + names.len() as u64);
+        let mut here = open_directory(base)?;
         let mut path = Vec::new();
         while let Some(name) = names.pop() {
             path.extend_from_slice(name.to_bytes());

@@ -36,6 +36,8 @@ fn directories_of_any_depth_are_copied() {
     }
     rest();
     let first = pair.first();
+    // A path from the root to each directory would have a million names.
+    assert!(first.index.steps.get() <= 2 * DEPTH as u64, "{}", first.index.steps.get());
     file(&here, "deepest", b"new");
     let report = first.finish().unwrap();
     assert_eq!((report.entries, report.recopied), (3 * DEPTH as u64 + 1, 1));
@@ -59,6 +61,60 @@ fn directories_of_any_depth_are_copied() {
     super::super::remove::remove(open(&pair.from).as_fd(), &top).unwrap();
     assert_eq!(again.finish().unwrap().entries, 2);
     super::super::remove::remove(open(&pair.to).as_fd(), &top).unwrap();
+}
+
+/// The container is frozen during the second copy, so that also takes a time that is proportional to the number of
+/// directories, whichever of them have changed.
+#[test]
+fn deep_directories_are_opened_from_those_above() {
+    use super::super::second_copy::SecondCopy;
+
+    const DEPTH: usize = 1000;
+    type IsChanged = fn(usize) -> bool;
+    let patterns: [(&str, IsChanged); 4] = [
+        ("all", |_| true),
+        ("every 70th", |level| level % 70 == 69),
+        ("the deepest", |level| level + 1 == DEPTH),
+        ("few", |level| [3, 500, 990].contains(&level)),
+    ];
+    for (what, is_changed) in patterns {
+        let pair = Pair::new();
+        let mut here = open(&pair.from);
+        for _ in 0..DEPTH {
+            // The one in the middle leads further down.
+            for name in ["a", "m", "z"] {
+                mkdirat(&here, name, Mode::from_raw_mode(0o750)).unwrap();
+            }
+            here = openat(&here, "m", DIRECTORY, Mode::empty()).unwrap();
+        }
+        rest();
+        let first = pair.first();
+        let mut here = open(&pair.from);
+        for level in 0..DEPTH {
+            if is_changed(level) {
+                for name in ["a", "z"] {
+                    mkdirat(&here, format!("{name}/new"), Mode::from_raw_mode(0o700)).unwrap();
+                }
+            }
+            here = openat(&here, "m", DIRECTORY, Mode::empty()).unwrap();
+        }
+        let mut second = SecondCopy::new(first).unwrap();
+        second.index.steps.set(0);
+        second.walk().unwrap();
+        let steps = second.index.steps.get();
+        assert!(steps > 0 && steps <= 6 * DEPTH as u64, "{what}: {steps}");
+        let (mut here, mut copy) = (open(&pair.from), open(&pair.to));
+        for level in 0..DEPTH {
+            let count = |it: &OwnedFd| rustix::fs::Dir::read_from(it).unwrap().count();
+            for name in ["a", "z"] {
+                let [one, other] = [&here, &copy]
+                    .map(|it| openat(it, name, DIRECTORY, Mode::empty()).map(|it| count(&it)));
+                assert_eq!(one, other, "{what} {level}");
+            }
+            [here, copy] =
+                [here, copy].map(|it| openat(it, "m", DIRECTORY, Mode::empty()).unwrap());
+        }
+    }
 }
 
 #[test]
