@@ -5,7 +5,7 @@ use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 
-use rustix::fs::{AtFlags, FileType, Mode, linkat, mkdirat};
+use rustix::fs::{AtFlags, FileType, linkat};
 use rustix::io::Errno;
 
 use super::content::{ByteCopier, CopyStop};
@@ -182,16 +182,14 @@ impl FirstCopy<'_> {
                 Err(Errno::NOENT) => return Ok(None),
                 from => from.map_err(CopyStop::at("open"))?,
             };
-            return match mkdirat(to, name, Mode::RWXU) {
-                Ok(()) => {
-                    self.tally.name(&stat);
-                    let id = self.index.add_directory(parent, name);
-                    Ok(Some((from, seen, id)))
-                }
+            match self.copier.directory(place) {
                 // The directory lists the name twice, because it was replaced.
-                Err(Errno::EXIST) => Ok(None),
-                Err(errno) => Err(CopyStop::Kernel("create the copy of", errno)),
-            };
+                Err(CopyStop::Kernel(_, Errno::EXIST)) => return Ok(None),
+                made => made?,
+            }
+            self.tally.name(&stat);
+            let id = self.index.add_directory(parent, name);
+            return Ok(Some((from, seen, id)));
         }
         let key = Stamp::of(&stat).key;
         if stat.stx_nlink > 1

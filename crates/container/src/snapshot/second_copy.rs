@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{AtFlags, FileType, Mode, Statx, linkat, mkdirat};
+use rustix::fs::{AtFlags, FileType, Statx, linkat};
 use rustix::io::Errno;
 
 use super::content::CopyStop;
@@ -220,7 +220,7 @@ impl<'a> SecondCopy<'a> {
         if found.is_some() {
             remove(to, name).map_err(CopyStop::at("remove the copy of"))?;
         }
-        mkdirat(to, name, Mode::RWXU).map_err(CopyStop::at("create the copy of"))?;
+        self.copier.directory(Place { directory: to, name })?;
         Ok(self.index.add_directory(level.id, name))
     }
 

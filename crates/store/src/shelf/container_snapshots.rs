@@ -128,6 +128,19 @@ impl ContainerSnapshotDraft {
         file.publish_mode()?;
         Ok(())
     }
+
+    /// Replaces the record that [`write`](Self::write) has written.
+    pub(crate) fn rewrite(&self, record: &ContainerSnapshotRecord) -> Result<(), DiskError> {
+        let directory = &self.work.directory;
+        directory.unlink(RECORD)?;
+        self.write(record)?;
+        if record.boot.is_none() {
+            // The rest of the draft was synced before.
+            directory.sync_file(RECORD)?;
+            directory.sync()?;
+        }
+        Ok(())
+    }
 }
 
 /// A container snapshot, open and locked, so that no process removes it.

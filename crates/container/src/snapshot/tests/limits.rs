@@ -188,6 +188,43 @@ fn a_full_disk_is_an_error() {
     assert!(error.to_string().contains("\"/large\""), "{error}");
 }
 
+/// A container can use up the inodes of a disk with files that have no data.
+#[test]
+fn some_inodes_stay_free() {
+    if !is_root() {
+        return;
+    }
+    const INODES: u64 = 1000;
+    type Make = fn(&Path);
+    let kinds: [(&str, Make); 3] = [
+        ("file", |path| fs::write(path, "").unwrap()),
+        ("directory", |path| fs::create_dir(path).unwrap()),
+        ("link", |path| symlink("target", path).unwrap()),
+    ];
+    for (what, make) in kinds {
+        let pair = Pair::new();
+        for number in 0..INODES {
+            make(&pair.from.join(number.to_string()));
+        }
+        let options = kernel::mount::TmpfsOptions {
+            name: "test",
+            bytes: None,
+            inodes: NonZeroU64::new(INODES),
+            mode: 0o755,
+        };
+        let mount = kernel::mount::tmpfs(&options).unwrap();
+        let to = path_of(&mount);
+        let error = copy_of(&pair.from, &to).unwrap_err();
+        assert!(
+            matches!(&error, CopyError::Io { source, .. }
+            if source.kind() == ErrorKind::StorageFull),
+            "{what}: {error:?}"
+        );
+        let free = rustix::fs::statvfs(&to).unwrap().f_favail;
+        assert!((INODES / 100..INODES / 2).contains(&free), "{what}: {free}");
+    }
+}
+
 #[test]
 fn a_copy_can_be_cancelled() {
     let pair = Pair::new();
