@@ -340,6 +340,15 @@ impl ContainerSnapshotShelf {
         Ok(chain)
     }
 
+    /// Opens the snapshot with exactly this id. Another snapshot may have this id as its name.
+    ///
+    /// # Errors
+    /// [`ContainerSnapshotError`] if there is none, or it cannot be used.
+    pub fn by_id(&self, id: &str) -> Result<ContainerSnapshot, ContainerSnapshotError> {
+        let absent = || ContainerSnapshotError::Absent(id.to_owned());
+        self.open(&self.lock_shared()?.ok_or_else(absent)?, id)
+    }
+
     /// Opens and locks the snapshot with exactly this id.
     pub(crate) fn open(
         &self,

@@ -183,6 +183,8 @@ fn a_name_comes_before_an_id_and_the_first_digits_may_be_those_of_many() {
     assert_eq!(found(store.container_snapshots.find(&shared)), Ok(named));
     let named = add(&store, Some(&first), None);
     assert_eq!(found(store.container_snapshots.find(&first)), Ok(named));
+    assert_eq!(found(store.container_snapshots.by_id(&first)), Ok(first.clone()));
+    assert!(store.container_snapshots.by_id(&first[..11]).is_err());
 }
 
 /// Commands that take a snapshot of the same container at once must not choose the same number.
