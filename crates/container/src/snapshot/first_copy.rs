@@ -87,11 +87,11 @@ impl FirstCopy<'_> {
     fn walk(&mut self) -> Result<(), CopyError> {
         let mut way = Way::new();
         let root = DirectoryId::ROOT;
-        let failed =
-            |action| move |errno| self.stopped(root, None, CopyStop::Kernel(action, errno));
-        let from = open_directory(&self.from).map_err(failed("open"))?;
-        let to = open_directory(&self.to).map_err(failed("open the copy of"))?;
-        let (stat, seen) = look(&from).map_err(failed("examine"))?;
+        let failed = |stop| self.stopped(root, None, stop);
+        let from = open_directory(&self.from).map_err(CopyStop::at("open")).map_err(failed)?;
+        let to = open_directory(&self.to);
+        let to = to.map_err(CopyStop::at("open the copy of")).map_err(failed)?;
+        let (stat, seen) = look(&from).map_err(CopyStop::at("examine")).map_err(failed)?;
         self.tally.inode(&stat);
         let level = self.enter(Level::root(from, seen.key(), to))?;
         self.push(&mut way, level)?;
