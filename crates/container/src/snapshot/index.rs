@@ -1,5 +1,6 @@
 //! Record of what the first copy has copied.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::ffi::{CStr, CString};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -46,21 +47,15 @@ struct Directory {
 pub(super) struct CopyIndex {
     files: Vec<Seen>,
     directories: Vec<Directory>,
-    /// Number of directories that were opened by their paths, with those on the paths.
-    #[cfg(test)]
-    pub(super) steps: std::cell::Cell<u64>,
+    /// Number of names in the paths of directories that were opened.
+    pub(super) steps: Cell<u64>,
 }
 
 impl CopyIndex {
     /// Returns an index that has only the root.
     pub(super) fn new() -> Self {
         let root = Directory { place: None, seen: None, entries: Vec::new() };
-        Self {
-            files: Vec::new(),
-            directories: vec![root],
-            #[cfg(test)]
-            steps: std::cell::Cell::default(),
-        }
+        Self { files: Vec::new(), directories: vec![root], steps: Cell::new(0) }
     }
 
     /// Adds a copied file, without a name.
@@ -129,11 +124,23 @@ impl CopyIndex {
     }
 
     /// Opens a directory of the copy. Only this process changes the copy, so its path leads to it.
+    ///
+    /// # Errors
+    /// `ENAMETOOLONG` if too much time was used for long paths. A container can make millions of hard links between
+    /// directories that are millions of levels deep.
     pub(super) fn open(
         &self,
         root: BorrowedFd<'_>,
         directory: DirectoryId,
     ) -> Result<OwnedFd, Errno> {
+        /// Number of names for each file that are always opened.
+        const USUAL: u64 = 64;
+        /// Number of further names, which the kernel opens within some seconds.
+        const MORE: u64 = 100_000_000;
+        let files = (self.files.len() + self.directories.len()) as u64;
+        if self.steps.get() > MORE + USUAL * files {
+            return Err(Errno::NAMETOOLONG);
+        }
         self.open_below(root, DirectoryId::ROOT, directory)
     }
 
@@ -147,7 +154,6 @@ impl CopyIndex {
         /// Length of the paths that are opened at once, in bytes, which is less than Linux's `PATH_MAX`.
         const LONGEST: usize = 3000;
         let mut names: Vec<&CStr> = self.names(directory, above).collect();
-        #[cfg(test)]
         self.steps.set(self.steps.get() + names.len() as u64);
         let mut here = open_directory(base)?;
         let mut path = Vec::new();

@@ -117,6 +117,25 @@ fn deep_directories_are_opened_from_those_above() {
     }
 }
 
+/// The path of a file's first name is opened for each further name, so the time for hard links depends on the depth.
+#[test]
+fn links_between_deep_directories_end() {
+    let pair = Pair::new();
+    for name in ["a", "b"] {
+        fs::create_dir(pair.from.join(name)).unwrap();
+    }
+    let first = pair.first();
+    fs::write(pair.from.join("a/file"), "text").unwrap();
+    fs::hard_link(pair.from.join("a/file"), pair.from.join("b/file")).unwrap();
+    first.index.steps.set(1 << 40);
+    let error = first.finish().unwrap_err();
+    assert!(
+        matches!(&error, CopyError::Io { source, .. }
+        if source.kind() == ErrorKind::InvalidFilename),
+        "{error:?}"
+    );
+}
+
 #[test]
 fn holes_take_no_time() {
     let pair = Pair::new();
