@@ -135,15 +135,13 @@ impl Store {
         let gone = || self.root.failed("open directory", CONTAINER_SNAPSHOTS, Errno::NOENT);
         let lock = self.container_snapshots.lock()?.ok_or_else(gone)?;
         let mut record = record.clone();
-        match (naming, &record.name) {
-            (Naming::Numbered, _) => {
-                // Names do not change while the lock is held.
-                record.name =
-                    Some(numbered(&record.container, &self.container_snapshot_names()?));
-                draft.rewrite(&record)?;
-            }
-            (Naming::AsRecorded, Some(name)) => self.check_container_snapshot_name(name)?,
-            (Naming::AsRecorded, None) => {}
+        // Names do not change while the lock is held.
+        if naming == Naming::Numbered {
+            let taken = self.container_snapshot_names()?;
+            record.name = Some(numbered(&record.container, &taken));
+            draft.rewrite(&record)?;
+        } else if let Some(name) = &record.name {
+            self.check_container_snapshot_name(name)?;
         }
         if let Some(below) = &record.below {
             let found = self.container_snapshots.get(below)?;
