@@ -91,7 +91,8 @@ impl<N> Level<N> {
                 Rc::new(index.open_below(base.directory.as_fd(), base.id, self.id)?)
             }
         };
-        Ok(self.to.insert(to).as_fd())
+        let to: &OwnedFd = self.to.insert(to);
+        Ok(to.as_fd())
     }
 
     /// Returns the directory of the copy, if it is open.

@@ -196,8 +196,9 @@ fn numbers_are_chosen_once() {
     add(&store, Some("c-7"), None);
     std::thread::scope(|scope| {
         for boot in [this_boot(), None, this_boot(), None] {
+            let path = directory.path();
             scope.spawn(move || {
-                let store = open(directory.path());
+                let store = open(path);
                 let record = ContainerSnapshotRecord { boot, ..snapshot(&store, None, None) };
                 for _ in 0..EACH {
                     let draft = draft(&store, "text").unwrap();
