@@ -98,11 +98,7 @@ impl CopyIndex {
     }
 
     /// Returns the names on the path from `above` to a directory, the last one first.
-    fn names(
-        &self,
-        mut directory: DirectoryId,
-        above: DirectoryId,
-    ) -> impl Iterator<Item = &CStr> {
+    fn names(&self, mut directory: DirectoryId, above: DirectoryId) -> impl Iterator<Item = &CStr> {
         std::iter::from_fn(move || {
             let place = self.directories[directory.0].place.as_ref();
             let (parent, name) = place.filter(|_| directory != above)?;

@@ -127,7 +127,10 @@ impl<N> Way<N> {
     /// Adds a level, and closes the directories of an outer one.
     pub(super) fn push(&mut self, level: Level<N>, index: &CopyIndex) -> Result<(), Errno> {
         let outer = self.0.len().checked_sub(OPEN);
-        if let Some([outer, inner, ..]) = outer.and_then(|at| self.0.get_mut(at..)) {
+        // On the way back, outer levels are closed already.
+        if let Some([outer, inner, ..]) = outer.and_then(|at| self.0.get_mut(at..))
+            && outer.from.is_some()
+        {
             if inner.to.is_none() {
                 // From here on, inner directories are opened from this one, and the way back leads through it.
                 inner.base = outer.base();

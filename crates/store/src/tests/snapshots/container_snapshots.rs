@@ -13,9 +13,9 @@ use super::super::{
 use crate::shelf::container_snapshots::{CONTAINER_SNAPSHOTS, RECORD};
 use crate::trace::{Recorder, Trace};
 use crate::{
-    ClearedSnapshots, ContainerDir, ContainerError, ContainerRecord, ContainerSnapshot, ContainerSnapshotDraft,
-    ContainerSnapshotError, ContainerSnapshotRecord, Damage, Digest, FsckError, FsckOptions,
-    GcError, Kept, OpenOptions, Sharing, Store, StoreItem,
+    ClearedSnapshots, ContainerDir, ContainerError, ContainerRecord, ContainerSnapshot,
+    ContainerSnapshotDraft, ContainerSnapshotError, ContainerSnapshotRecord, Damage, Digest,
+    FsckError, FsckOptions, GcError, Kept, OpenOptions, Sharing, Store, StoreItem,
 };
 
 /// Id of a boot before this one.

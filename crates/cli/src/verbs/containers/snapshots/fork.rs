@@ -28,8 +28,8 @@ use crate::verbs::containers::container_options::image_config;
 use crate::verbs::containers::exec::{Exec, exec};
 use crate::verbs::containers::run::{not_started, with_environment};
 use crate::verbs::containers::security;
-use crate::verbs::containers::snapshots::{clear_unneeded, fits};
 use crate::verbs::containers::snapshots::snapshot::{settle_behind, take_snapshot};
+use crate::verbs::containers::snapshots::{clear_unneeded, fits};
 use crate::verbs::containers::start::{image, shared_store, usual};
 use crate::verbs::exit_codes::START_CODES;
 
