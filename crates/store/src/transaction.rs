@@ -36,7 +36,7 @@ mod commit;
 mod committed;
 mod container;
 mod container_replacement;
-mod container_snapshot;
+pub(crate) mod container_snapshot;
 mod data;
 pub(crate) mod device;
 pub(crate) mod draft;

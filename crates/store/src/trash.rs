@@ -201,6 +201,6 @@ impl Store {
             }
             cleared += u64::from(self.containers.remove_dead(&seen.id)?);
         }
-        Ok(cleared + self.clear_container_snapshots()?)
+        Ok(cleared + self.clear_container_snapshots()?.removed)
     }
 }

@@ -380,7 +380,13 @@ pub fn find_at_rest(
     let mut found = find_container(store, name)?;
     while !found.is_watched() {
         if let Some(folder) = store.containers.lock(&found.id)? {
-            return Ok((found, Some(folder)));
+            if folder.record() == found.record.as_ref() {
+                return Ok((found, Some(folder)));
+            }
+            // Another command has rolled it back or replaced it since it was found.
+            drop(folder);
+            found = find_container(store, &found.id)?;
+            continue;
         }
         if is_asked_to_end() {
             return Err(KnownError::Interrupted(found.id));
@@ -601,5 +607,46 @@ mod tests {
             };
             assert_eq!(nearest, expect, "{name}");
         }
+    }
+
+    /// Changes that are read, and the record that names the snapshots below them, must belong together.
+    #[test]
+    fn the_record_of_a_container_at_rest_is_that_of_its_locked_folder() {
+        const ROUNDS: usize = 300;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("store");
+        let store = Store::open(&path, Who::this_process(), OpenOptions::create()).unwrap();
+        let record = |round: usize| ContainerRecord {
+            image: "ab".repeat(32).parse().unwrap(),
+            manifest: None,
+            name: Some(round.to_string()),
+            created: store::Seconds(0),
+            keep: true,
+            // The image of another store is not looked up.
+            shared: Some("/elsewhere".to_owned()),
+            boot: None,
+            snapshot: None,
+        };
+        drop(store.create_container("c", &record(0)).unwrap());
+        let end = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1.. {
+                    if end.load(std::sync::atomic::Ordering::Relaxed) {
+                        return;
+                    }
+                    let Some(folder) = store.containers.lock("c").unwrap() else { continue };
+                    let new = store.replacement_of_container("c", &record(round)).unwrap();
+                    let (_new, old) = store.replace_container(folder, new).unwrap();
+                    old.remove().unwrap();
+                }
+            });
+            let differing = (0..ROUNDS).find_map(|_| match find_at_rest(&store, "c", &|| false) {
+                Ok((found, Some(lock))) if lock.record() == found.record.as_ref() => None,
+                other => Some(format!("{other:?}")),
+            });
+            end.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert_eq!(differing, None);
+        });
     }
 }

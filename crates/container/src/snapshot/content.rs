@@ -53,8 +53,9 @@ impl<'a> ByteCopier<'a> {
         Ok(Self { cancel, room, buffers, can_share: true, can_copy: true })
     }
 
-    /// Checks that there is space for a copy of `bytes` bytes.
-    fn take_room(&self, bytes: u64) -> Result<(), CopyStop> {
+    /// Checks that there is space for a copy of `bytes` bytes. Every file takes space, also an empty one, one that shares
+    /// blocks, and a directory.
+    pub(super) fn take_room(&self, bytes: u64) -> Result<(), CopyStop> {
         let failed = CopyStop::at("write the copy of");
         self.room
             .take(bytes)

@@ -10,8 +10,8 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use rustix::buffer::spare_capacity;
 use rustix::fs::{
     AtFlags, FileType, Gid, Mode, OFlags, RawDir, ResolveFlags, Statx, StatxTimestamp, Timespec,
-    Timestamps, Uid, XattrFlags, chmodat, chownat, fchmod, fchown, futimens, makedev, mknodat,
-    openat, openat2, symlinkat, utimensat,
+    Timestamps, Uid, XattrFlags, chmodat, chownat, fchmod, fchown, futimens, makedev, mkdirat,
+    mknodat, openat, openat2, symlinkat, utimensat,
 };
 use rustix::io::Errno;
 
@@ -164,6 +164,7 @@ impl<'a> Copier<'a> {
         to: Place<'_>,
         writers: Writers,
     ) -> Result<(), CopyStop> {
+        self.content.take_room(0)?;
         match kind(stat) {
             FileType::RegularFile => self.regular(held, stat, to, writers),
             kind => self.special(held, stat, kind, to),
@@ -187,6 +188,12 @@ impl<'a> Copier<'a> {
             return Err(CopyStop::Changed);
         }
         self.metadata(from.as_fd(), copy.as_fd(), stat, Stale::None)
+    }
+
+    /// Makes a directory of the copy, whose metadata is set later.
+    pub(super) fn directory(&self, to: Place<'_>) -> Result<(), CopyStop> {
+        self.content.take_room(0)?;
+        mkdirat(to.directory, to.name, Mode::RWXU).map_err(CopyStop::at("create the copy of"))
     }
 
     /// Copies the bytes of a file into an empty file.

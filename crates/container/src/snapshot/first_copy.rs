@@ -5,7 +5,7 @@ use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 
-use rustix::fs::{AtFlags, FileType, Mode, linkat, mkdirat};
+use rustix::fs::{AtFlags, FileType, linkat};
 use rustix::io::Errno;
 
 use super::content::{ByteCopier, CopyStop};
@@ -87,20 +87,26 @@ impl FirstCopy<'_> {
     fn walk(&mut self) -> Result<(), CopyError> {
         let mut way = Way::new();
         let root = DirectoryId::ROOT;
-        let failed = |errno| self.stopped(root, None, CopyStop::Kernel("open", errno));
-        let from = open_directory(&self.from).map_err(failed)?;
-        let (stat, seen) = look(&from).map_err(failed)?;
+        let failed = |stop| self.stopped(root, None, stop);
+        let from = open_directory(&self.from).map_err(CopyStop::at("open")).map_err(failed)?;
+        let to = open_directory(&self.to);
+        let to = to.map_err(CopyStop::at("open the copy of")).map_err(failed)?;
+        let (stat, seen) = look(&from).map_err(CopyStop::at("examine")).map_err(failed)?;
         self.tally.inode(&stat);
-        let (level, mut seen) = (self.enter(from, seen, root)?, vec![seen]);
-        way.push(level);
+        let level = self.enter(Level::root(from, seen.key(), to))?;
+        self.push(&mut way, level)?;
+        let mut seen = vec![seen];
         while let Some(level) = way.last() {
             if let Some(name) = level.left.pop() {
                 let id = level.id;
                 let entered = self.entry(level, &name);
                 let entered = entered.map_err(|stop| self.stopped(id, Some(&name), stop))?;
-                if let Some((from, below, id)) = entered {
-                    way.push(self.enter(from, below, id)?);
-                    seen.push(below);
+                if let Some((from, stamp, id)) = entered {
+                    let base = way.base().map_err(CopyStop::at("open the copy of"));
+                    let base = base.map_err(|stop| self.stopped(id, None, stop))?;
+                    let below = self.enter(Level::below(from, stamp.key(), id, base))?;
+                    self.push(&mut way, below)?;
+                    seen.push(stamp);
                 }
                 continue;
             }
@@ -116,17 +122,24 @@ impl FirstCopy<'_> {
         Ok(())
     }
 
+    fn push(&self, way: &mut Way<CString>, level: Walked) -> Result<(), CopyError> {
+        let id = level.id;
+        let pushed = way.push(level, &self.index).map_err(CopyStop::at("open the copy of"));
+        pushed.map_err(|stop| self.stopped(id, None, stop))
+    }
+
     /// Lists a directory.
-    fn enter(&mut self, from: OwnedFd, seen: Seen, id: DirectoryId) -> Result<Walked, CopyError> {
+    fn enter(&mut self, mut level: Walked) -> Result<Walked, CopyError> {
         let mut names = Vec::new();
         let failed = CopyStop::at("list");
-        let listed = list(from.as_fd(), &mut Vec::new(), failed, |name| {
-            names.push(name.to_owned());
-            Ok(())
+        let listed = level.from().map_err(failed).and_then(|from| {
+            list(from, &mut Vec::new(), failed, |name| {
+                names.push(name.to_owned());
+                Ok(())
+            })
         });
-        listed.map_err(|stop| self.stopped(id, None, stop))?;
+        listed.map_err(|stop| self.stopped(level.id, None, stop))?;
         names.reverse();
-        let mut level = Level::new(from, seen.key(), id);
         level.left = names;
         Ok(level)
     }
@@ -139,7 +152,7 @@ impl FirstCopy<'_> {
         seen: Seen,
     ) -> Result<Back, CopyStop> {
         let id = level.id;
-        level.to(&self.index, self.to.as_fd()).map_err(CopyStop::at("open the copy of"))?;
+        level.to(&self.index).map_err(CopyStop::at("open the copy of"))?;
         let back = way.back(&level).map_err(CopyStop::at("leave"))?;
         let (from, to) = level.both().map_err(CopyStop::at("open"))?;
         let (stat, _) = look(from).map_err(CopyStop::at("examine"))?;
@@ -162,24 +175,21 @@ impl FirstCopy<'_> {
             held => held.map_err(CopyStop::at("open"))?,
         };
         let (stat, seen) = look(&held).map_err(CopyStop::at("examine"))?;
-        let to =
-            level.to(&self.index, self.to.as_fd()).map_err(CopyStop::at("open the copy of"))?;
+        let to = level.to(&self.index).map_err(CopyStop::at("open the copy of"))?;
         let place = Place { directory: to, name };
         if kind(&stat) == FileType::Directory {
             let from = match open_directory(&held) {
                 Err(Errno::NOENT) => return Ok(None),
                 from => from.map_err(CopyStop::at("open"))?,
             };
-            return match mkdirat(to, name, Mode::RWXU) {
-                Ok(()) => {
-                    self.tally.name(&stat);
-                    let id = self.index.add_directory(parent, name);
-                    Ok(Some((from, seen, id)))
-                }
+            match self.copier.directory(place) {
                 // The directory lists the name twice, because it was replaced.
-                Err(Errno::EXIST) => Ok(None),
-                Err(errno) => Err(CopyStop::Kernel("create the copy of", errno)),
-            };
+                Err(CopyStop::Kernel(_, Errno::EXIST)) => return Ok(None),
+                made => made?,
+            }
+            self.tally.name(&stat);
+            let id = self.index.add_directory(parent, name);
+            return Ok(Some((from, seen, id)));
         }
         let key = Stamp::of(&stat).key;
         if stat.stx_nlink > 1

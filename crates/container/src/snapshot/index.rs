@@ -1,5 +1,6 @@
 //! Record of what the first copy has copied.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::ffi::{CStr, CString};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -46,13 +47,15 @@ struct Directory {
 pub(super) struct CopyIndex {
     files: Vec<Seen>,
     directories: Vec<Directory>,
+    /// Number of names in the paths of directories that were opened.
+    pub(super) steps: Cell<u64>,
 }
 
 impl CopyIndex {
     /// Returns an index that has only the root.
     pub(super) fn new() -> Self {
         let root = Directory { place: None, seen: None, entries: Vec::new() };
-        Self { files: Vec::new(), directories: vec![root] }
+        Self { files: Vec::new(), directories: vec![root], steps: Cell::new(0) }
     }
 
     /// Adds a copied file, without a name.
@@ -94,10 +97,11 @@ impl CopyIndex {
         KnownNames { is_found: vec![false; entries.len()], entries, next: 0, sorted: None }
     }
 
-    /// Returns the names on the path to a directory, the last one first.
-    fn names(&self, mut directory: DirectoryId) -> impl Iterator<Item = &CStr> {
+    /// Returns the names on the path from `above` to a directory, the last one first.
+    fn names(&self, mut directory: DirectoryId, above: DirectoryId) -> impl Iterator<Item = &CStr> {
         std::iter::from_fn(move || {
-            let (parent, name) = self.directories[directory.0].place.as_ref()?;
+            let place = self.directories[directory.0].place.as_ref();
+            let (parent, name) = place.filter(|_| directory != above)?;
             directory = *parent;
             Some(&**name)
         })
@@ -108,7 +112,7 @@ impl CopyIndex {
         /// Number of names in an error.
         const MOST: usize = 64;
         let mut names: Vec<&CStr> =
-            name.into_iter().chain(self.names(directory)).take(MOST).collect();
+            name.into_iter().chain(self.names(directory, DirectoryId::ROOT)).take(MOST).collect();
         names.reverse();
         let names = names.iter().flat_map(|name| [b"/", name.to_bytes()]);
         let path = names.collect::<Vec<_>>().concat();
@@ -116,15 +120,38 @@ impl CopyIndex {
     }
 
     /// Opens a directory of the copy. Only this process changes the copy, so its path leads to it.
+    ///
+    /// # Errors
+    /// `ENAMETOOLONG` if too much time was used for long paths. A container can make millions of hard links between
+    /// directories that are millions of levels deep.
     pub(super) fn open(
         &self,
         root: BorrowedFd<'_>,
         directory: DirectoryId,
     ) -> Result<OwnedFd, Errno> {
+        /// Number of names for each file that are always opened.
+        const USUAL: u64 = 64;
+        /// Number of further names, which the kernel opens within some seconds.
+        const MORE: u64 = 100_000_000;
+        let files = (self.files.len() + self.directories.len()) as u64;
+        if self.steps.get() > MORE + USUAL * files {
+            return Err(Errno::NAMETOOLONG);
+        }
+        self.open_below(root, DirectoryId::ROOT, directory)
+    }
+
+    /// Opens a directory of the copy from `base`, which is the open directory `above` on its path.
+    pub(super) fn open_below(
+        &self,
+        base: BorrowedFd<'_>,
+        above: DirectoryId,
+        directory: DirectoryId,
+    ) -> Result<OwnedFd, Errno> {
         /// Length of the paths that are opened at once, in bytes, which is less than Linux's `PATH_MAX`.
         const LONGEST: usize = 3000;
-        let mut names: Vec<&CStr> = self.names(directory).collect();
-        let mut here = open_directory(root)?;
+        let mut names: Vec<&CStr> = self.names(directory, above).collect();
+        self.steps.set(self.steps.get() + names.len() as u64);
+        let mut here = open_directory(base)?;
         let mut path = Vec::new();
         while let Some(name) = names.pop() {
             path.extend_from_slice(name.to_bytes());

@@ -11,9 +11,10 @@ use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 
+use image::erofs::read::PATH_MAX;
 use kernel::files::NameOutcome;
 use kernel::mount::XattrNamespace;
-use rustix::fs::{AtFlags, FileType, Mode, Statx, linkat, mkdirat, mknodat, openat};
+use rustix::fs::{AtFlags, FileType, Mode, Statx, linkat, mknodat, openat};
 use rustix::io::Errno;
 
 use super::content::{ByteCopier, CopyStop};
@@ -398,6 +399,8 @@ impl Merger<'_> {
             (false, Some(b'/')) => Some(search.target),
             (false, _) => level.below.as_ref().map(|it| join(it, &search.target)),
         };
+        // No image has longer paths. All levels of a tree that a container has made deeper would each keep one.
+        let below = below.filter(|path| path.len() <= PATH_MAX);
         let first = elements.remove(0);
         Ok(Some(Found::Files { first: Box::new(first), others: elements, below }))
     }
@@ -439,7 +442,7 @@ impl Merger<'_> {
     ) -> Result<Level, End> {
         self.tally.name(&first.stat);
         let to = level.to()?;
-        mkdirat(to, name, Mode::RWXU).map_err(CopyStop::at("create the copy of"))?;
+        self.copier.directory(Place { directory: to, name })?;
         let copy = openat(to, name, DIRECTORY, Mode::empty());
         let copy = copy.map_err(CopyStop::at("open the copy of"))?;
         let id = self.index.add_directory(level.id, name);
@@ -493,6 +496,7 @@ impl Merger<'_> {
         if is_linked && self.link(level.id, place, &key)? {
             return Ok(());
         }
+        self.copier.content.take_room(0)?;
         let copy = create(place).map_err(CopyStop::at("create the copy of"))?;
         // A file without data consists of a hole.
         let source = data.unwrap_or(first);
@@ -572,6 +576,7 @@ impl Merger<'_> {
             }
         }
         self.tally.report.inodes += 1;
+        self.copier.content.take_room(0)?;
         mknodat(to.directory, name, FileType::CharacterDevice, Mode::empty(), 0)
             .map_err(CopyStop::at("create the copy of"))?;
         self.whiteout = Some((level.id, name.to_owned()));

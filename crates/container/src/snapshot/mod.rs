@@ -13,7 +13,7 @@
 //!   tmpfs, the second copy compares the bytes of all files with those of their copies.
 //!
 //! The freezer stops tasks only between system calls, so a write or a rename is whole or absent. Only asynchronous
-//! direct I/O that is in progress may be incomplete, as after a crash.
+//! direct I/O that is in progress during one of the copies may be incomplete (decision 41).
 //!
 //! [`merge`] makes one directory of a chain of snapshots.
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{AtFlags, FileType, Mode, Statx, linkat, mkdirat};
+use rustix::fs::{AtFlags, FileType, Statx, linkat};
 use rustix::io::Errno;
 
 use super::content::CopyStop;
@@ -34,11 +34,11 @@ struct Group {
     name: Box<CStr>,
 }
 
-struct SecondCopy<'a> {
+pub(super) struct SecondCopy<'a> {
     from: OwnedFd,
     to: OwnedFd,
     copier: Copier<'a>,
-    index: CopyIndex,
+    pub(super) index: CopyIndex,
     tally: Tally,
     groups: HashMap<FileKey, Group>,
     /// Whether every change through a shared mapping changes the `ctime`.
@@ -54,19 +54,7 @@ impl FirstCopy<'_> {
     /// # Errors
     /// [`CopyError`]; the copy has incomplete contents then.
     pub fn finish(self) -> Result<CopyReport, CopyError> {
-        let shows_stores = shows_stores(&self.from).map_err(|errno| {
-            self.stopped(DirectoryId::ROOT, None, CopyStop::Kernel("examine", errno))
-        })?;
-        let mut second = SecondCopy {
-            from: self.from,
-            to: self.to,
-            copier: self.copier,
-            index: self.index,
-            tally: Tally::default(),
-            groups: HashMap::new(),
-            shows_stores,
-            listing: Vec::new(),
-        };
+        let mut second = SecondCopy::new(self)?;
         second.walk()?;
         Ok(second.tally.report)
     }
@@ -82,12 +70,29 @@ pub(super) fn shows_stores(directory: impl AsFd) -> Result<bool, Errno> {
     Ok(KNOWN.contains(&(i128::from(kind) & 0xffff_ffff)))
 }
 
-impl SecondCopy<'_> {
-    fn walk(&mut self) -> Result<(), CopyError> {
+impl<'a> SecondCopy<'a> {
+    pub(super) fn new(first: FirstCopy<'a>) -> Result<Self, CopyError> {
+        let shows_stores = shows_stores(&first.from).map_err(|errno| {
+            first.stopped(DirectoryId::ROOT, None, CopyStop::Kernel("examine", errno))
+        })?;
+        Ok(Self {
+            from: first.from,
+            to: first.to,
+            copier: first.copier,
+            index: first.index,
+            tally: Tally::default(),
+            groups: HashMap::new(),
+            shows_stores,
+            listing: Vec::new(),
+        })
+    }
+
+    pub(super) fn walk(&mut self) -> Result<(), CopyError> {
         let mut way = Way::new();
         let root = DirectoryId::ROOT;
         let entered = self.root();
-        way.push(entered.map_err(|(name, stop)| self.stopped(root, name.as_deref(), stop))?);
+        let level = entered.map_err(|(name, stop)| self.stopped(root, name.as_deref(), stop))?;
+        self.push(&mut way, level)?;
         while let Some(level) = way.last() {
             let id = level.id;
             if let Some(below) = level.left.pop() {
@@ -95,7 +100,14 @@ impl SecondCopy<'_> {
                 let opened = from
                     .and_then(|from| open_below(from, &below.name).map_err(CopyStop::at("open")));
                 let from = opened.map_err(|stop| self.stopped(below.id, None, stop))?;
-                way.push(self.enter(from, &below)?);
+                let base = way.base().map_err(CopyStop::at("open the copy of"));
+                let base = base.map_err(|stop| self.stopped(below.id, None, stop))?;
+                let mut level = Level::below(from, below.key, below.id, base);
+                level.is_due = below.is_due;
+                let scanned = self.scan(level);
+                let level = scanned
+                    .map_err(|(name, stop)| self.stopped(below.id, name.as_deref(), stop))?;
+                self.push(&mut way, level)?;
                 continue;
             }
             let Some(mut level) = way.pop() else { break };
@@ -107,39 +119,37 @@ impl SecondCopy<'_> {
         Ok(())
     }
 
+    fn push(
+        &self,
+        way: &mut Way<Subdirectory>,
+        level: Level<Subdirectory>,
+    ) -> Result<(), CopyError> {
+        let id = level.id;
+        let pushed = way.push(level, &self.index).map_err(CopyStop::at("open the copy of"));
+        pushed.map_err(|stop| self.stopped(id, None, stop))
+    }
+
     fn root(&mut self) -> Result<Level<Subdirectory>, (Option<CString>, CopyStop)> {
         let failed = |action| move |errno| (None, CopyStop::Kernel(action, errno));
         let from = open_directory(&self.from).map_err(failed("open"))?;
+        let to = open_directory(&self.to).map_err(failed("open the copy of"))?;
         let stat = stat(&from).map_err(failed("examine"))?;
         self.tally.inode(&stat);
         let stamp = Stamp::of(&stat);
-        let is_due = !self.index.is_unchanged(DirectoryId::ROOT, &stamp);
-        self.scan(from, DirectoryId::ROOT, stamp.key, is_due)
-    }
-
-    fn enter(
-        &mut self,
-        from: OwnedFd,
-        below: &Subdirectory,
-    ) -> Result<Level<Subdirectory>, CopyError> {
-        let scanned = self.scan(from, below.id, below.key, below.is_due);
-        scanned.map_err(|(name, stop)| self.stopped(below.id, name.as_deref(), stop))
+        let mut level = Level::root(from, stamp.key, to);
+        level.is_due = !self.index.is_unchanged(DirectoryId::ROOT, &stamp);
+        self.scan(level)
     }
 
     /// Compares the entries of a directory with those of the first copy, and copies those that differ. An error comes
     /// with the name of the entry.
     fn scan(
         &mut self,
-        from: OwnedFd,
-        id: DirectoryId,
-        key: FileKey,
-        is_due: bool,
+        mut level: Level<Subdirectory>,
     ) -> Result<Level<Subdirectory>, (Option<CString>, CopyStop)> {
-        let listed =
-            open_directory(&from).map_err(|errno| (None, CopyStop::Kernel("open", errno)))?;
-        let mut level = Level::new(from, key, id);
-        level.is_due = is_due;
-        let mut known = self.index.take_names(id);
+        let listed = level.from().and_then(open_directory);
+        let listed = listed.map_err(|errno| (None, CopyStop::Kernel("open", errno)))?;
+        let mut known = self.index.take_names(level.id);
         let mut listing = std::mem::take(&mut self.listing);
         let failed = |errno| (None, CopyStop::Kernel("list", errno));
         list(listed.as_fd(), &mut listing, failed, |name| {
@@ -156,8 +166,7 @@ impl SecondCopy<'_> {
 
     fn remove(&mut self, level: &mut Level<Subdirectory>, name: &CStr) -> Result<(), CopyStop> {
         self.tally.report.recopied += 1;
-        let to =
-            level.to(&self.index, self.to.as_fd()).map_err(CopyStop::at("open the copy of"))?;
+        let to = level.to(&self.index).map_err(CopyStop::at("open the copy of"))?;
         remove(to, name).map_err(CopyStop::at("remove the copy of"))
     }
 
@@ -193,8 +202,7 @@ impl SecondCopy<'_> {
             return Ok(());
         }
         self.tally.report.recopied += 1;
-        let to =
-            level.to(&self.index, self.to.as_fd()).map_err(CopyStop::at("open the copy of"))?;
+        let to = level.to(&self.index).map_err(CopyStop::at("open the copy of"))?;
         if found.is_some() {
             remove(to, name).map_err(CopyStop::at("remove the copy of"))?;
         }
@@ -208,12 +216,11 @@ impl SecondCopy<'_> {
         name: &CStr,
     ) -> Result<DirectoryId, CopyStop> {
         self.tally.report.recopied += 1;
-        let to =
-            level.to(&self.index, self.to.as_fd()).map_err(CopyStop::at("open the copy of"))?;
+        let to = level.to(&self.index).map_err(CopyStop::at("open the copy of"))?;
         if found.is_some() {
             remove(to, name).map_err(CopyStop::at("remove the copy of"))?;
         }
-        mkdirat(to, name, Mode::RWXU).map_err(CopyStop::at("create the copy of"))?;
+        self.copier.directory(Place { directory: to, name })?;
         Ok(self.index.add_directory(level.id, name))
     }
 
@@ -256,7 +263,7 @@ impl SecondCopy<'_> {
         }
         let from = level.from().map_err(CopyStop::at("open"))?;
         let held = hold(from, name).map_err(CopyStop::at("open"))?;
-        let directory = level.copy(&self.index, self.to.as_fd());
+        let directory = level.copy(&self.index);
         let directory = directory.map_err(CopyStop::at("open the copy of"))?;
         self.copier.is_equal(&held, stat, Place { directory, name })
     }
@@ -270,7 +277,7 @@ impl SecondCopy<'_> {
     ) -> Result<(), CopyStop> {
         let stamp = Stamp::of(seen);
         let id = level.id;
-        level.to(&self.index, self.to.as_fd()).map_err(CopyStop::at("open the copy of"))?;
+        level.to(&self.index).map_err(CopyStop::at("open the copy of"))?;
         let (from, to) = level.both().map_err(CopyStop::at("open"))?;
         let is_linked = seen.stx_nlink > 1;
         if is_linked && let Some(group) = self.groups.get(&stamp.key) {
@@ -313,7 +320,7 @@ impl SecondCopy<'_> {
         level: &mut Level<Subdirectory>,
     ) -> Result<Back, CopyStop> {
         if level.is_due {
-            level.to(&self.index, self.to.as_fd()).map_err(CopyStop::at("open the copy of"))?;
+            level.to(&self.index).map_err(CopyStop::at("open the copy of"))?;
             let (from, to) = level.both().map_err(CopyStop::at("open"))?;
             let stat = stat(from).map_err(CopyStop::at("examine"))?;
             self.copier.metadata(from, to, &stat, Stale::Removed)?;

@@ -125,6 +125,10 @@ pub fn take(
     work: &LongWork<'_>,
     now: &dyn Fn() -> i64,
 ) -> Result<Taken, TakeError> {
+    if let SnapshotName::Given(name) = name {
+        // Otherwise, the error would come after a long copy.
+        store.check_container_snapshot_name(name)?;
+    }
     let is_cancelled = || work.cancel.load(Ordering::Relaxed);
     let (found, lock) = find_at_rest(store, container, &is_cancelled)?;
     let id = found.id.clone();
@@ -158,7 +162,10 @@ pub fn take(
         (merged, None, size)
     };
     let record = ContainerSnapshotRecord {
-        name: None,
+        name: match name {
+            SnapshotName::Given(name) => Some(name.clone()),
+            SnapshotName::Numbered | SnapshotName::None => None,
+        },
         container: id,
         image: record.image,
         manifest: record.manifest,
@@ -171,7 +178,12 @@ pub fn take(
         inodes: size.inodes,
         boot: kernel::process::boot_id(),
     };
-    let snapshot = publish(store, draft, record, name)?;
+    let snapshot = match name {
+        SnapshotName::Numbered => store.publish_numbered_container_snapshot(draft, &record)?,
+        SnapshotName::Given(_) | SnapshotName::None => {
+            store.publish_container_snapshot(draft, &record)?
+        }
+    };
     Ok(Taken { snapshot, copied, pause })
 }
 
@@ -192,7 +204,6 @@ pub(crate) fn of_running(
         .map_err(|source| TakeError::Changes { id: id.clone(), source })?;
     let copy_failed = |source| TakeError::Copy { id: id.clone(), source };
     let record = same_record(store, found)?;
-    let folder = identity(&found.folder);
     let first = work.call(|| first_copy(changes.directory(), to, work.cancel))?;
     let first = first.map_err(copy_failed)?;
     let frozen = match freeze(&found.folder, id) {
@@ -207,8 +218,13 @@ pub(crate) fn of_running(
     let mut first = Some(first);
     // A signal must be able to end this as well.
     let report = work.call(|| first.take().map(FirstCopy::finish));
-    // The frozen container has held this folder, and so its changes, since before the copy.
-    let is_same = folder.is_some() && identity(&found.folder) == folder;
+    // It may have been rolled back, or started again with another layer in memory. The number of an open directory is
+    // not used again.
+    let frozen_changes = Changes::of_running(&found.folder);
+    let is_same = frozen_changes.is_ok_and(|it| {
+        let copied = identity(changes.directory());
+        copied.is_some() && identity(it.directory()) == copied
+    });
     let is_watched = find_container(store, id).is_ok_and(|it| it.is_watched());
     drop(frozen);
     let pause = since.elapsed();
@@ -252,9 +268,9 @@ fn same_record(store: &Store, found: &KnownContainer) -> Result<ContainerRecord,
     }
 }
 
-/// Returns the numbers of the device and the inode of a folder.
-fn identity(folder: &Path) -> Option<(u64, u64)> {
-    let found = rustix::fs::stat(folder).ok()?;
+/// Returns the numbers of the device and the inode of a directory.
+fn identity(directory: BorrowedFd<'_>) -> Option<(u64, u64)> {
+    let found = rustix::fs::fstat(directory).ok()?;
     Some((found.st_dev, found.st_ino))
 }
 
@@ -287,34 +303,4 @@ pub(crate) fn merged(
     let report = work.call(|| merge(&layers, to.as_fd(), share, namespace, work.cancel))?;
     let report = report.map_err(|source| TakeError::Merge { id: id.to_owned(), source })?;
     Ok((merged, report))
-}
-
-/// Publishes a snapshot by its name.
-fn publish(
-    store: &Store,
-    draft: ContainerSnapshotDraft,
-    record: ContainerSnapshotRecord,
-    name: &SnapshotName,
-) -> Result<ContainerSnapshot, TakeError> {
-    let name = match name {
-        SnapshotName::Given(name) => Some(name.clone()),
-        SnapshotName::Numbered => Some(next_name(store, &record.container)?),
-        SnapshotName::None => None,
-    };
-    let record = ContainerSnapshotRecord { name, ..record };
-    Ok(store.publish_container_snapshot(draft, &record)?)
-}
-
-/// Bytes of a container's name at the beginning of a snapshot's, which has at most 64.
-const BEGINNING: usize = 56;
-
-/// Returns the first free name: the container's, and a number that is one more than the largest one.
-fn next_name(store: &Store, container: &str) -> Result<String, ContainerSnapshotError> {
-    let beginning = container.get(..BEGINNING).unwrap_or(container);
-    let names = store.container_snapshots.all()?;
-    let names = names.iter().filter_map(|(_, it)| it.as_ref().ok()?.name.as_deref());
-    let numbers =
-        names.filter_map(|it| it.strip_prefix(beginning)?.strip_prefix('-')?.parse::<u32>().ok());
-    let last = numbers.max().unwrap_or(0);
-    Ok(format!("{beginning}-{}", last.saturating_add(1)))
 }

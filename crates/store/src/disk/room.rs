@@ -15,12 +15,15 @@ const BLOCK: u64 = 4096;
 /// Bytes that stay free at most; on smaller disks 1 % of the disk.
 const LEFT_MAX: u64 = 64 << 20;
 
+/// Inodes that stay free at most; on smaller disks 1 % of them.
+const LEFT_FILES_MAX: u64 = LEFT_MAX / BLOCK;
+
 /// Number of failed checks, one millisecond apart, before an import fails. During writeback, ext4 briefly counts
 /// blocks both as reserved and as allocated, for up to an extent of 128 MiB.
 const LOOKS: u32 = 8;
 
-/// Checks a file system's free space before an import or a copy writes its first byte, and at least every 32 MiB. So an
-/// import of an image that is larger than the free space fails before the disk is full for other programs.
+/// Checks a file system's free space and inodes before an import or a copy writes its first byte, and at least every
+/// 32 MiB. So an import of an image that is larger than the free space fails before the disk is full for other programs.
 #[derive(Debug, Clone)]
 pub struct DiskRoom(Arc<Inner>);
 
@@ -34,11 +37,11 @@ struct Inner {
 
 /// Too little is free.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("writing {bytes} bytes would leave less than {kept} bytes free: {free} bytes are free")]
-struct Tight {
-    bytes: u64,
-    free: u64,
-    kept: u64,
+enum Tight {
+    #[error("writing {bytes} bytes would leave less than {kept} bytes free: {free} bytes are free")]
+    Bytes { bytes: u64, free: u64, kept: u64 },
+    #[error("another file would leave less than {kept} inodes free: {free} inodes are free")]
+    Files { free: u64, kept: u64 },
 }
 
 impl DiskRoom {
@@ -50,7 +53,7 @@ impl DiskRoom {
         Ok(Self(Arc::new(Inner { place: place.try_clone_to_owned()?, left: AtomicU64::new(0) })))
     }
 
-    /// Reserves space for `bytes` bytes of a file that the caller is about to write.
+    /// Reserves space for `bytes` bytes of a file that the caller is about to write, or for a file without data.
     ///
     /// # Errors
     /// [`StorageFull`](io::ErrorKind::StorageFull) if too little space would stay free.
@@ -84,13 +87,27 @@ fn look(place: BorrowedFd<'_>, bytes: u64) -> io::Result<Result<u64, Tight>> {
         return Ok(Ok(u64::MAX));
     }
     let [all, free] = [found.f_blocks, found.f_bavail].map(|it| it.saturating_mul(found.f_frsize));
-    Ok(check(all, free, bytes))
+    let files = check_files(found.f_files, found.f_favail);
+    Ok(check(all, free, bytes).and_then(|room| Ok(room.min(files?.saturating_mul(BLOCK)))))
 }
 
 /// Returns how many bytes may be written after `bytes`.
 fn check(all: u64, free: u64, bytes: u64) -> Result<u64, Tight> {
     let kept = (all / 100).min(LEFT_MAX);
-    free.checked_sub(kept).and_then(|it| it.checked_sub(bytes)).ok_or(Tight { bytes, free, kept })
+    let left = free.checked_sub(kept).and_then(|it| it.checked_sub(bytes));
+    left.ok_or(Tight::Bytes { bytes, free, kept })
+}
+
+/// Returns how many files may be made after one more.
+fn check_files(all: u64, free: u64) -> Result<u64, Tight> {
+    // Some file systems report no number of inodes, and some report only a total. If there is really none left, the
+    // kernel refuses the next file.
+    if all == 0 || free == 0 {
+        return Ok(u64::MAX);
+    }
+    let kept = (all / 100).min(LEFT_FILES_MAX);
+    let left = free.checked_sub(kept).and_then(|it| it.checked_sub(1));
+    left.ok_or(Tight::Files { free, kept })
 }
 
 #[cfg(test)]
@@ -104,9 +121,9 @@ mod tests {
         assert_eq!(check(GIB, kept + 5000, 5000), Ok(0));
         assert_eq!(
             check(GIB, kept + 4999, 5000),
-            Err(Tight { bytes: 5000, free: kept + 4999, kept })
+            Err(Tight::Bytes { bytes: 5000, free: kept + 4999, kept })
         );
-        assert_eq!(check(GIB, 0, 0), Err(Tight { bytes: 0, free: 0, kept }));
+        assert_eq!(check(GIB, 0, 0), Err(Tight::Bytes { bytes: 0, free: 0, kept }));
         let text = check(100_000, 5000, 4096).unwrap_err().to_string();
         assert_eq!(
             text,
@@ -116,6 +133,17 @@ mod tests {
         assert_eq!(check(1000 * GIB, 66 << 20, 1 << 20), Ok(1 << 20));
         assert!(check(1000 * GIB, 64 << 20, 1).is_err());
         assert_eq!(check(0, 0, 0), Ok(0));
+    }
+
+    #[test]
+    fn the_last_inodes_are_for_others() {
+        assert_eq!(check_files(1000, 11), Ok(0));
+        assert_eq!(check_files(1000, 10), Err(Tight::Files { free: 10, kept: 10 }));
+        assert_eq!(check_files(1 << 40, (1 << 14) + 2), Ok(1));
+        assert_eq!(check_files(50, 1), Ok(0));
+        // btrfs has no fixed number.
+        assert_eq!(check_files(0, 0), Ok(u64::MAX));
+        assert_eq!(check_files(1000, 0), Ok(u64::MAX));
     }
 
     #[test]

@@ -128,6 +128,19 @@ impl ContainerSnapshotDraft {
         file.publish_mode()?;
         Ok(())
     }
+
+    /// Replaces the record that [`write`](Self::write) has written.
+    pub(crate) fn rewrite(&self, record: &ContainerSnapshotRecord) -> Result<(), DiskError> {
+        let directory = &self.work.directory;
+        directory.unlink(RECORD)?;
+        self.write(record)?;
+        if record.boot.is_none() {
+            // The rest of the draft was synced before.
+            directory.sync_file(RECORD)?;
+            directory.sync()?;
+        }
+        Ok(())
+    }
 }
 
 /// A container snapshot, open and locked, so that no process removes it.
@@ -325,6 +338,15 @@ impl ContainerSnapshotShelf {
             });
         }
         Ok(chain)
+    }
+
+    /// Opens the snapshot with exactly this id. Another snapshot may have this id as its name.
+    ///
+    /// # Errors
+    /// [`ContainerSnapshotError`] if there is none, or it cannot be used.
+    pub fn by_id(&self, id: &str) -> Result<ContainerSnapshot, ContainerSnapshotError> {
+        let absent = || ContainerSnapshotError::Absent(id.to_owned());
+        self.open(&self.lock_shared()?.ok_or_else(absent)?, id)
     }
 
     /// Opens and locks the snapshot with exactly this id.

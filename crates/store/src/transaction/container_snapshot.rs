@@ -17,6 +17,49 @@ use crate::shelf::containers::Liveness;
 use crate::shelf::snapshots::HiddenSnapshot;
 use crate::store::{Store, mode_of};
 
+/// Result of removing the container snapshots that nothing needs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ClearedSnapshots {
+    /// Number of snapshots that were removed.
+    pub removed: u64,
+    /// Number of snapshots that stay because a process has them open, without those below them.
+    pub open: u64,
+}
+
+/// Source of the name of a snapshot that is published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Naming {
+    /// The record has the name, or the snapshot has none.
+    AsRecorded,
+    /// The container's name and a number.
+    Numbered,
+}
+
+/// Bytes of a container's name at the beginning of a snapshot's, which has at most 64.
+const BEGINNING: usize = 56;
+
+/// Largest number in such a name.
+const NUMBER_MAX: u32 = 9_999_999;
+
+/// Returns a free name for a snapshot of a container: the container's name, and a number that is one more than the
+/// largest one.
+fn numbered(container: &str, taken: &BTreeSet<String>) -> String {
+    let beginning = container.get(..BEGINNING).unwrap_or(container);
+    let name = |number: u32| format!("{beginning}-{number}");
+    let number = |it: &String| -> Option<u32> {
+        let number = it.strip_prefix(beginning)?.strip_prefix('-')?.parse().ok()?;
+        // A user may have chosen a name such as `web-01`.
+        (name(number) == *it).then_some(number)
+    };
+    let last = taken.iter().filter_map(number).max().unwrap_or(0);
+    if last < NUMBER_MAX {
+        return name(last + 1);
+    }
+    // A user has chosen a name with a large number.
+    let free = (1..=NUMBER_MAX).map(name).find(|it| !taken.contains(it));
+    free.unwrap_or_else(|| name(NUMBER_MAX))
+}
+
 impl Store {
     /// Publishes a container snapshot, and returns it open. Its id is random.
     ///
@@ -32,6 +75,46 @@ impl Store {
         record: &ContainerSnapshotRecord,
     ) -> Result<ContainerSnapshot, ContainerSnapshotError> {
         record.name.as_deref().map_or(Ok(()), check_name)?;
+        self.publish_named(draft, record, Naming::AsRecorded)
+    }
+
+    /// As [`publish_container_snapshot`](Self::publish_container_snapshot), with the first name `CONTAINER-N` after those
+    /// of other snapshots.
+    ///
+    /// # Errors
+    /// As for `publish_container_snapshot`.
+    pub fn publish_numbered_container_snapshot(
+        &self,
+        draft: ContainerSnapshotDraft,
+        record: &ContainerSnapshotRecord,
+    ) -> Result<ContainerSnapshot, ContainerSnapshotError> {
+        self.publish_named(draft, record, Naming::Numbered)
+    }
+
+    /// Checks that a snapshot can get this name.
+    ///
+    /// # Errors
+    /// [`ContainerSnapshotError`] if it is invalid or taken.
+    pub fn check_container_snapshot_name(&self, name: &str) -> Result<(), ContainerSnapshotError> {
+        check_name(name)?;
+        match self.container_snapshot_names()?.contains(name) {
+            true => Err(ContainerSnapshotError::NameTaken(name.to_owned())),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns the names of all snapshots that can be used. The name of one whose record is damaged is unknown.
+    fn container_snapshot_names(&self) -> Result<BTreeSet<String>, DiskError> {
+        let seen = self.container_snapshots.see_all()?.into_iter();
+        Ok(seen.filter_map(|it| it.usable().ok()?.name).collect())
+    }
+
+    fn publish_named(
+        &self,
+        draft: ContainerSnapshotDraft,
+        record: &ContainerSnapshotRecord,
+        naming: Naming,
+    ) -> Result<ContainerSnapshot, ContainerSnapshotError> {
         self.check_writable()?;
         draft.write(record)?;
         let is_durable = record.boot.is_none();
@@ -51,13 +134,14 @@ impl Store {
         self.make_container_snapshots()?;
         let gone = || self.root.failed("open directory", CONTAINER_SNAPSHOTS, Errno::NOENT);
         let lock = self.container_snapshots.lock()?.ok_or_else(gone)?;
-        if let Some(name) = &record.name {
-            for other in self.container_snapshots.see_all()? {
-                // The name of a snapshot whose record is damaged is unknown.
-                if other.usable().is_ok_and(|it| it.name.as_ref() == Some(name)) {
-                    return Err(ContainerSnapshotError::NameTaken(name.clone()));
-                }
-            }
+        let mut record = record.clone();
+        // Names do not change while the lock is held.
+        if naming == Naming::Numbered {
+            let taken = self.container_snapshot_names()?;
+            record.name = Some(numbered(&record.container, &taken));
+            draft.rewrite(&record)?;
+        } else if let Some(name) = &record.name {
+            self.check_container_snapshot_name(name)?;
         }
         if let Some(below) = &record.below {
             let found = self.container_snapshots.get(below)?;
@@ -67,7 +151,7 @@ impl Store {
                 return Err(ContainerSnapshotError::Unwritten(below.clone()));
             }
         }
-        let published = self.container_snapshots.publish(&lock, draft, record)?;
+        let published = self.container_snapshots.publish(&lock, draft, &record)?;
         if is_durable {
             lock.sync()?;
         }
@@ -234,7 +318,7 @@ impl Store {
                 self.container_snapshots.change(&lock, id, &record)?;
             }
         }
-        let hidden = self.hide_container_snapshots(&lock)?;
+        let (hidden, _open) = self.hide_container_snapshots(&lock)?;
         drop(lock);
         let is_removed = hidden.iter().any(|it| it.0 == id);
         remove_all(hidden)?;
@@ -242,33 +326,36 @@ impl Store {
     }
 
     /// Removes all snapshots that have no name and that nothing needs, and those that the machine lost when it stopped.
-    /// Returns their number.
     ///
     /// # Errors
     /// [`DiskError`] if a directory cannot be read or removed.
-    pub fn clear_container_snapshots(&self) -> Result<u64, DiskError> {
-        let Some(lock) = self.container_snapshots.lock()? else { return Ok(0) };
-        let hidden = self.hide_container_snapshots(&lock)?;
+    pub fn clear_container_snapshots(&self) -> Result<ClearedSnapshots, DiskError> {
+        let none = ClearedSnapshots::default();
+        let Some(lock) = self.container_snapshots.lock()? else { return Ok(none) };
+        let (hidden, open) = self.hide_container_snapshots(&lock)?;
         drop(lock);
         let removed = hidden.len() as u64;
         remove_all(hidden)?;
-        Ok(removed)
+        Ok(ClearedSnapshots { removed, open })
     }
 
+    /// Moves unneeded snapshots away, and returns them with their ids. Also returns the number of those that processes
+    /// have open.
     fn hide_container_snapshots(
         &self,
         lock: &ShelfLock,
-    ) -> Result<Vec<(String, HiddenSnapshot)>, DiskError> {
-        let Some(needed) = self.snapshots_of_containers()? else { return Ok(Vec::new()) };
-        let mut hidden = Vec::new();
+    ) -> Result<(Vec<(String, HiddenSnapshot)>, u64), DiskError> {
+        let (mut hidden, mut open) = (Vec::new(), 0);
+        let Some(needed) = self.snapshots_of_containers()? else { return Ok((hidden, open)) };
         let seen = self.container_snapshots.see_all()?;
         take_unneeded(&seen, &needed, |id| {
             let moved = self.container_snapshots.hide(lock, id)?;
             let is_hidden = moved.is_some();
+            open += u64::from(!is_hidden);
             hidden.extend(moved.map(|it| (id.to_owned(), it)));
             Ok::<_, DiskError>(is_hidden)
         })?;
-        Ok(hidden)
+        Ok((hidden, open))
     }
 
     /// Returns the ids of snapshots that containers need. `None` if a container's record cannot be read.
@@ -329,4 +416,24 @@ fn remove_all(hidden: Vec<(String, HiddenSnapshot)>) -> Result<(), DiskError> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_follow_the_largest_one() {
+        let check = |container: &str, taken: &[&str], expect: &str| {
+            let taken = taken.iter().map(|it| (*it).to_owned()).collect();
+            assert_eq!(numbered(container, &taken), expect);
+        };
+        check("web", &[], "web-1");
+        check("web", &["web-1", "web-3", "web-old", "web-", "webs-7", "web-1-9"], "web-4");
+        check("web", &["web-007", "web-+9"], "web-1");
+        check("web", &["web-1", "web-9999999"], "web-2");
+        check("web", &["web-4294967295", "web-99999999999"], "web-1");
+        let long = "x".repeat(64);
+        check(&long, &[], &format!("{}-1", &long[..56]));
+    }
 }

@@ -37,6 +37,7 @@ use crate::session::context::{Context, now};
 use crate::session::signals::FORWARDED;
 use crate::session::ways::Ways;
 use crate::verbs::containers::container_options::{GivenFiles, image_config};
+use crate::verbs::containers::snapshots::clear_after_end;
 use crate::verbs::exit_codes::RUN_CODES;
 #[cfg(feature = "serve")]
 use crate::verbs::services::lazy::devices::LazyRun;
@@ -84,13 +85,19 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
     let signals = Arc::new(Signals::block(&FORWARDED)?);
     let Prepared {
         ready,
+        has_snapshot,
         #[cfg(feature = "serve")]
         lazy,
     } = prepare(context, &args.new, &RequestedLife::of_run(args)?, given, signals)?;
     if args.detach {
         let (id, path) = (ready.id().to_owned(), ready.path().to_owned());
         let signals = Arc::clone(ready.signals());
-        let (report, monitor) = start_behind(|report| ready.watch(report, None, &|| now().0))?;
+        let (report, monitor) = start_behind(|report| {
+            ready.watch(report, None, &|| now().0);
+            if has_snapshot {
+                clear_after_end(context);
+            }
+        })?;
         let how = MonitorReport::new(&id, report).wait(&monitor, &signals)?;
         return started(&id, &path, how, &monitor);
     }
@@ -101,6 +108,9 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
     } else {
         in_foreground(context, ready)
     };
+    if has_snapshot {
+        clear_after_end(context);
+    }
     #[cfg(feature = "serve")]
     if let Some(lazy) = lazy {
         lazy.tell_failures(context, begun);
@@ -134,6 +144,8 @@ fn in_foreground(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
 /// A container that can be started.
 pub(super) struct Prepared {
     pub(super) ready: Ready,
+    /// Whether it begins with a snapshot.
+    has_snapshot: bool,
     /// The devices of its image that are filled while it runs.
     #[cfg(feature = "serve")]
     lazy: Option<LazyRun>,
@@ -175,10 +187,12 @@ pub(super) fn prepare(
         use container::life::prepare::prepare;
         Ok(prepare(&store, image, plan, runtime, &living, signals, around)?)
     })?;
+    let has_snapshot = snapshot.is_some();
     // From here on, the container's record keeps it.
     drop(snapshot);
     Ok(Prepared {
         ready,
+        has_snapshot,
         #[cfg(feature = "serve")]
         lazy,
     })

@@ -1,13 +1,15 @@
 //! `kill -9` at each call of `snapshot create` and `fork` that changes something. Needs root.
 
 use std::fs;
-use std::process::Command;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 
 use crate::container_disk::writable::is_clean;
-use crate::container_life::containers::{Rm, ps};
+use crate::container_life::containers::{Rm, ps, start};
 use crate::container_life::inherited::frozen;
 use crate::container_life::runs::{cgroups, runtimes, wait_for};
 use crate::container_life::snapshots::{LISTING, changed, exec, snapshots, with_programs};
@@ -185,4 +187,47 @@ fn a_fork_that_is_killed_leaves_whole_containers() {
     place.out("gc");
     place.out("fsck");
     wait_for("nothing to be left", || is_clean(&place));
+}
+
+/// A layer in memory is another one after a restart. A snapshot must not have the files of the old one.
+#[test]
+fn a_container_that_is_started_again_during_the_copy_is_found() {
+    if !testing::programs(&["strace"]) {
+        return;
+    }
+    let Some(place) = with_programs() else { return };
+    let Some(runtime) = runtimes().next() else { return };
+    let _guard = Rm(&place, "again");
+    let options = ["--name", "again", "--runtime", runtime, "--writable", "memory"];
+    start(&place, &options, "sleep 600");
+    exec(&place, "again", "echo lost > /file");
+    // The copy begins with this call, and stops after it.
+    let told = place.path("calls");
+    let quire = place.command(&["snapshot", "create", "again"]);
+    let mut command = Command::new(testing::find_program("strace").unwrap());
+    command.args(["-f", "-qq", "-e", "trace=syncfs", "-e", "inject=syncfs:signal=STOP", "-o"]);
+    command.arg(&told).arg(quire.get_program()).args(quire.get_args());
+    for (name, value) in quire.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    // A group of processes, to which the signal is sent that lets it continue.
+    command.process_group(0).current_dir(place.folder.path());
+    let mut child = command.stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    wait_for("the copy to begin", || {
+        fs::read_to_string(&told).is_ok_and(|calls| calls.contains("syncfs("))
+    });
+    place.out("restart --time 0 again");
+    let group = Pid::from_child(&child);
+    wait_for("the end of the command", || {
+        kill_process_group(group, Signal::CONT).unwrap();
+        child.try_wait().unwrap().is_some()
+    });
+    let ran = Ran::from_output(&child.wait_with_output().unwrap());
+    assert!(ran.code != Some(0) && ran.err.contains("try again"), "{} {}", ran.out, ran.err);
+    assert_eq!(snapshots(&place, "--all"), Vec::<Value>::new());
+    assert_eq!(frozen("again"), Vec::<String>::new());
+    assert!(place.run_each(&["exec", "again", "ls", "/file"]).code != Some(0));
 }

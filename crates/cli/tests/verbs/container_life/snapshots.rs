@@ -302,7 +302,7 @@ fn snapshots_have_whole_writes() {
 #[test]
 fn what_cannot_be_is_told() {
     let Some(place) = with_programs() else { return };
-    let _guards = ["told", "gone"].map(|it| Rm(&place, it));
+    let _guards = ["told", "gone", "fixed"].map(|it| Rm(&place, it));
     start(&place, &["--name", "told"], "sleep 600");
     let check = |line: &str, expect: &str| {
         let ran = place.run(line);
@@ -319,6 +319,11 @@ fn what_cannot_be_is_told() {
     check("fork -n 0 told", "0");
     place.out("snapshot create told one");
     check("snapshot create told one", "one");
+    // These names are refused before the changes are copied, which these containers do not have.
+    start(&place, &["--name", "fixed", "--read-only"], "sleep 600");
+    check("snapshot create fixed", "read-only");
+    check("snapshot create fixed a/b", "is not a name of a snapshot");
+    check("snapshot create fixed one", "another snapshot has the name one");
     start(&place, &["--name", "gone", "--rm"], "sleep 600");
     check("rollback gone one", "removed when it ends");
     check("fork --from one gone", "is of container told");
@@ -421,5 +426,87 @@ fn the_last_container_takes_its_state_with_it() {
     wait_for("the snapshot to be removed", || count() == 1);
     place.out("rm --force origin");
     assert_eq!(snapshots(&place, "")[0]["name"], "named");
+    place.out("fsck");
+}
+
+#[test]
+fn a_container_goes_back_only_to_its_own_snapshots() {
+    let Some(place) = with_programs() else { return };
+    let _guards = ["own", "odd"].map(|it| Rm(&place, it));
+    start(&place, &["--name", "own"], "sleep 600");
+    exec(&place, "own", "echo old > /old");
+    place.out("snapshot create own old");
+    place.out("rm --force own");
+    wait_for("its end", || !place.path("store/containers/own").exists());
+    // Times of creation have whole seconds.
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    for name in ["own", "odd"] {
+        start(&place, &["--name", name], "sleep 600");
+        exec(&place, name, &format!("echo {name} > /name"));
+    }
+    // Without a name, the snapshot of an earlier container is not taken, although it fits.
+    let ran = place.run("rollback --time 0 own");
+    assert!(ran.code != Some(0) && ran.err.contains("has no snapshot"), "{}", ran.err);
+    assert_eq!(exec(&place, "own", "cat /name"), "own\n");
+    // A snapshot may have the id of another one as its name.
+    place.out("snapshot create own new");
+    let all = snapshots(&place, "");
+    let id = all.iter().find(|it| it["name"] == "new").unwrap()["snapshot"].as_str().unwrap();
+    place.out(&format!("snapshot create odd {id}"));
+    place.out("rollback --time 0 own");
+    assert_eq!(exec(&place, "own", "cat /name"), "own\n");
+    // A snapshot that was chosen by its name is one of the container's from then on.
+    place.out("snapshot rm new");
+    place.out("rollback --time 0 own old");
+    exec(&place, "own", "rm /old");
+    place.out("rollback --time 0 own");
+    assert_eq!(exec(&place, "own", "cat /old"), "old\n");
+}
+
+/// The commands that list snapshots remove nothing.
+#[test]
+fn a_container_that_is_removed_at_its_end_takes_its_state_with_it() {
+    let Some(place) = with_programs() else { return };
+    let Some(runtime) = runtimes().next() else { return };
+    let _guards = ["source", "front", "behind"].map(|it| Rm(&place, it));
+    let program = testing::find_program(runtime).unwrap();
+    fs::create_dir(place.path("bin")).unwrap();
+    let copy = place.path("bin").join(runtime);
+    fs::copy(program, &copy).unwrap();
+    let path = copy.to_str().unwrap();
+    start(&place, &["--name", "source", "--runtime", path], "sleep 600");
+    let count = || snapshots(&place, "--all").len();
+    let runs = |name: &str| ps(&place, name).is_some_and(|it| it["status"] == "running");
+
+    place.out("snapshot create source point");
+    let new = ["run", "--quiet", "--runtime", runtime, "--from", "point", "--name"];
+    let command = ["--", "sh", "-c", "read line"];
+    let mut front = place.command(&[&new[..], &["front"], &command].concat());
+    let mut front = front.stdin(std::process::Stdio::piped()).spawn().unwrap();
+    wait_for("the start", || runs("front"));
+    place.out("snapshot rm point");
+    assert_eq!(count(), 1);
+    drop(front.stdin.take());
+    front.wait().unwrap();
+    wait_for("the snapshot to be removed", || count() == 0);
+
+    place.out("snapshot create source point");
+    let ran = place.run_each(&[&new[..], &["behind", "-d", "--rm", "--", "sleep", "600"]].concat());
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    place.out("snapshot rm point");
+    assert_eq!(count(), 1);
+    place.out("stop --time 0 behind");
+    wait_for("the snapshot to be removed", || count() == 0);
+
+    // A fork that does not start needs no snapshot.
+    let away = place.path("away");
+    fs::rename(&copy, &away).unwrap();
+    wait_for("the snapshot of the fork to be removed", || {
+        let ran = place.run("fork --name child source");
+        assert!(ran.code != Some(0), "{}", ran.out);
+        count() == 0
+    });
+    fs::rename(&away, &copy).unwrap();
+    place.out("rm --force source");
     place.out("fsck");
 }

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::{PipeWriter, Read, Write as _};
-use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use kernel::process::{Exit, start_behind};
@@ -48,8 +47,11 @@ impl Pauser {
     }
 }
 
-/// Contents of the lock's file while the container is paused.
-const MARK: &[u8] = b"paused";
+/// Marks the lock's file: the container is paused. The file gets a length without data, because the container may have
+/// filled the disk.
+fn mark(lock: &File) -> std::io::Result<()> {
+    lock.set_len(1)
+}
 
 /// Clears the mark. An error is harmless: the next command resumes the container once more.
 fn unmark(lock: &File) {
@@ -129,8 +131,8 @@ fn pause_by(folder: &Path, id: &str, by: Pauser) -> Result<Paused, PauseError> {
     let lock = lock.map_err(lock_failed)?;
     let locked = rustix::fs::flock(&lock, FlockOperation::LockExclusive);
     locked.map_err(|errno| lock_failed(errno.into()))?;
-    lock.write_all_at(MARK, 0).map_err(lock_failed)?;
-    let mark = lock.try_clone().map_err(lock_failed)?;
+    mark(&lock).map_err(lock_failed)?;
+    let copy = lock.try_clone().map_err(lock_failed)?;
     let (held, hold) = std::io::pipe().map_err(OperationError::of("ensure", RESUMES))?;
     let mut parent_end = Some(hold);
     let mut own_end = Some(held);
@@ -150,7 +152,7 @@ fn pause_by(folder: &Path, id: &str, by: Pauser) -> Result<Paused, PauseError> {
         }
         // The container is resumed even after a failed pause, because some of its processes may have been paused.
         by.resume(folder, id);
-        unmark(&mark);
+        unmark(&copy);
         let _heard = report.write_all(&[1]);
     });
     let (report, _child) = report.map_err(OperationError::of("ensure", RESUMES))?;
@@ -239,6 +241,33 @@ impl Drop for Paused {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A full disk has no block for the mark.
+    #[test]
+    fn a_pause_is_marked_on_a_full_disk() {
+        if !rustix::process::geteuid().is_root() {
+            testing::skipped("a mount needs root");
+            return;
+        }
+        let options = kernel::mount::TmpfsOptions {
+            name: "test",
+            bytes: std::num::NonZeroU64::new(4096),
+            inodes: None,
+            mode: 0o755,
+        };
+        let mount = kernel::mount::tmpfs(&options).unwrap();
+        let at = |name: &str| {
+            let root = std::os::fd::AsRawFd::as_raw_fd(&std::os::fd::AsFd::as_fd(&mount));
+            PathBuf::from(format!("/proc/self/fd/{root}/{name}"))
+        };
+        let lock = File::options().create(true).truncate(false).write(true).open(at(PAUSE));
+        let lock = lock.unwrap();
+        std::fs::write(at("large"), [0; 1 << 16]).unwrap_err();
+        mark(&lock).unwrap();
+        assert!(lock.metadata().unwrap().len() > 0);
+        unmark(&lock);
+        assert_eq!(lock.metadata().unwrap().len(), 0);
+    }
 
     #[test]
     fn why_a_container_was_not_paused_passes_the_pipe() {

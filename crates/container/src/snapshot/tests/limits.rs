@@ -36,6 +36,8 @@ fn directories_of_any_depth_are_copied() {
     }
     rest();
     let first = pair.first();
+    // A path from the root to each directory would have a million names.
+    assert!(first.index.steps.get() <= 2 * DEPTH as u64, "{}", first.index.steps.get());
     file(&here, "deepest", b"new");
     let report = first.finish().unwrap();
     assert_eq!((report.entries, report.recopied), (3 * DEPTH as u64 + 1, 1));
@@ -59,6 +61,79 @@ fn directories_of_any_depth_are_copied() {
     super::super::remove::remove(open(&pair.from).as_fd(), &top).unwrap();
     assert_eq!(again.finish().unwrap().entries, 2);
     super::super::remove::remove(open(&pair.to).as_fd(), &top).unwrap();
+}
+
+/// The container is frozen during the second copy, so that also takes a time that is proportional to the number of
+/// directories, whichever of them have changed.
+#[test]
+fn deep_directories_are_opened_from_those_above() {
+    use super::super::second_copy::SecondCopy;
+
+    const DEPTH: usize = 1000;
+    type IsChanged = fn(usize) -> bool;
+    let patterns: [(&str, IsChanged); 4] = [
+        ("all", |_| true),
+        ("every 70th", |level| level % 70 == 69),
+        ("the deepest", |level| level + 1 == DEPTH),
+        ("few", |level| [3, 500, 990].contains(&level)),
+    ];
+    for (what, is_changed) in patterns {
+        let pair = Pair::new();
+        let mut here = open(&pair.from);
+        for _ in 0..DEPTH {
+            // The one in the middle leads further down.
+            for name in ["a", "m", "z"] {
+                mkdirat(&here, name, Mode::from_raw_mode(0o750)).unwrap();
+            }
+            here = openat(&here, "m", DIRECTORY, Mode::empty()).unwrap();
+        }
+        rest();
+        let first = pair.first();
+        let mut here = open(&pair.from);
+        for level in 0..DEPTH {
+            if is_changed(level) {
+                for name in ["a", "z"] {
+                    mkdirat(&here, format!("{name}/new"), Mode::from_raw_mode(0o700)).unwrap();
+                }
+            }
+            here = openat(&here, "m", DIRECTORY, Mode::empty()).unwrap();
+        }
+        let mut second = SecondCopy::new(first).unwrap();
+        second.index.steps.set(0);
+        second.walk().unwrap();
+        let steps = second.index.steps.get();
+        assert!(steps > 0 && steps <= 6 * DEPTH as u64, "{what}: {steps}");
+        let (mut here, mut copy) = (open(&pair.from), open(&pair.to));
+        for level in 0..DEPTH {
+            let count = |it: &OwnedFd| rustix::fs::Dir::read_from(it).unwrap().count();
+            for name in ["a", "z"] {
+                let [one, other] = [&here, &copy]
+                    .map(|it| count(&openat(it, name, DIRECTORY, Mode::empty()).unwrap()));
+                assert_eq!(one, other, "{what} {level}");
+            }
+            [here, copy] =
+                [here, copy].map(|it| openat(it, "m", DIRECTORY, Mode::empty()).unwrap());
+        }
+    }
+}
+
+/// The path of a file's first name is opened for each further name, so the time for hard links depends on the depth.
+#[test]
+fn links_between_deep_directories_end() {
+    let pair = Pair::new();
+    for name in ["a", "b"] {
+        fs::create_dir(pair.from.join(name)).unwrap();
+    }
+    let first = pair.first();
+    fs::write(pair.from.join("a/file"), "text").unwrap();
+    fs::hard_link(pair.from.join("a/file"), pair.from.join("b/file")).unwrap();
+    first.index.steps.set(1 << 40);
+    let error = first.finish().unwrap_err();
+    assert!(
+        matches!(&error, CopyError::Io { source, .. }
+        if source.kind() == ErrorKind::InvalidFilename),
+        "{error:?}"
+    );
 }
 
 #[test]
@@ -130,6 +205,43 @@ fn a_full_disk_is_an_error() {
     rustix::fs::rename(pair.folder.path().join("large"), pair.from.join("large")).unwrap();
     let error = first.finish().unwrap_err();
     assert!(error.to_string().contains("\"/large\""), "{error}");
+}
+
+/// A container can use up the inodes of a disk with files that have no data.
+#[test]
+fn some_inodes_stay_free() {
+    if !is_root() {
+        return;
+    }
+    const INODES: u64 = 1000;
+    type Make = fn(&Path);
+    let kinds: [(&str, Make); 3] = [
+        ("file", |path| fs::write(path, "").unwrap()),
+        ("directory", |path| fs::create_dir(path).unwrap()),
+        ("link", |path| symlink("target", path).unwrap()),
+    ];
+    for (what, make) in kinds {
+        let pair = Pair::new();
+        for number in 0..INODES {
+            make(&pair.from.join(number.to_string()));
+        }
+        let options = kernel::mount::TmpfsOptions {
+            name: "test",
+            bytes: None,
+            inodes: NonZeroU64::new(INODES),
+            mode: 0o755,
+        };
+        let mount = kernel::mount::tmpfs(&options).unwrap();
+        let to = path_of(&mount);
+        let error = copy_of(&pair.from, &to).unwrap_err();
+        assert!(
+            matches!(&error, CopyError::Io { source, .. }
+            if source.kind() == ErrorKind::StorageFull),
+            "{what}: {error:?}"
+        );
+        let free = rustix::fs::statvfs(&to).unwrap().f_favail;
+        assert!((INODES / 100..INODES / 2).contains(&free), "{what}: {free}");
+    }
 }
 
 #[test]

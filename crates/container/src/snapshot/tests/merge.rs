@@ -504,4 +504,16 @@ fn directories_of_any_depth_are_merged() {
     for name in ["upper", "lower"] {
         openat(&here, name, flags, Mode::empty()).unwrap();
     }
+    // No image has a path of more than 4095 bytes, so a longer one need not be known. Otherwise, the paths of all levels
+    // would take memory that grows with the square of the depth.
+    let mut here = openat(&to, ".", flags, Mode::empty()).unwrap();
+    let mut opaque = Vec::new();
+    for level in 1..=DEPTH {
+        here = openat(&here, &name, flags, Mode::empty()).unwrap();
+        let mark = rustix::fs::fgetxattr(&here, "user.overlay.opaque", &mut [0; 1][..]);
+        if mark.is_ok() {
+            opaque.push(level);
+        }
+    }
+    assert_eq!(opaque, [4095 / 201 + 1]);
 }

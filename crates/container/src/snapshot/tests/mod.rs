@@ -290,3 +290,33 @@ fn the_copy_inherits_nothing() {
     first.finish().unwrap();
     pair.check("inherited ACL");
 }
+
+/// On a tmpfs, the second copy reads files of a directory before it adds others.
+#[test]
+fn a_directory_that_was_read_passes_on_nothing() {
+    if !is_root() {
+        return;
+    }
+    let options =
+        kernel::mount::TmpfsOptions { name: "test", bytes: None, inodes: None, mode: 0o755 };
+    let mount = kernel::mount::tmpfs(&options).unwrap();
+    let (pair, from) = (Pair::new(), path_of(&mount));
+    for directory in ["new", "changed"] {
+        fs::create_dir(from.join(directory)).unwrap();
+        for file in ["0", "1"] {
+            fs::write(from.join(directory).join(file), "old").unwrap();
+        }
+        set(&from.join(directory), "system.posix_acl_default", ACL);
+    }
+    fs::write(from.join("moved"), "moved").unwrap();
+    rest();
+    let first = copy_of(&from, &pair.to).unwrap();
+    // Some kernels list the oldest file first, and others the newest. In one of these directories, a file that is only
+    // read precedes the one that is copied.
+    rustix::fs::rename(from.join("moved"), from.join("new/moved")).unwrap();
+    fs::write(from.join("changed/0"), "other").unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o711);
+    fs::set_permissions(from.join("changed"), mode).unwrap();
+    first.finish().unwrap();
+    assert_same(&from, &pair.to, "inherited ACL");
+}

@@ -13,9 +13,9 @@ use super::super::{
 use crate::shelf::container_snapshots::{CONTAINER_SNAPSHOTS, RECORD};
 use crate::trace::{Recorder, Trace};
 use crate::{
-    ContainerDir, ContainerError, ContainerRecord, ContainerSnapshot, ContainerSnapshotDraft,
-    ContainerSnapshotError, ContainerSnapshotRecord, Damage, Digest, FsckError, FsckOptions,
-    GcError, Kept, OpenOptions, Sharing, Store, StoreItem,
+    ClearedSnapshots, ContainerDir, ContainerError, ContainerRecord, ContainerSnapshot,
+    ContainerSnapshotDraft, ContainerSnapshotError, ContainerSnapshotRecord, Damage, Digest,
+    FsckError, FsckOptions, GcError, Kept, OpenOptions, Sharing, Store, StoreItem,
 };
 
 /// Id of a boot before this one.
@@ -183,6 +183,48 @@ fn a_name_comes_before_an_id_and_the_first_digits_may_be_those_of_many() {
     assert_eq!(found(store.container_snapshots.find(&shared)), Ok(named));
     let named = add(&store, Some(&first), None);
     assert_eq!(found(store.container_snapshots.find(&first)), Ok(named));
+    assert_eq!(found(store.container_snapshots.by_id(&first)), Ok(first.clone()));
+    assert!(store.container_snapshots.by_id(&first[..11]).is_err());
+}
+
+/// Commands that take a snapshot of the same container at once must not choose the same number.
+#[test]
+fn numbers_are_chosen_once() {
+    const EACH: usize = 10;
+    let directory = fast_directory();
+    let store = with_image(directory.path());
+    add(&store, Some("c-7"), None);
+    std::thread::scope(|scope| {
+        for boot in [this_boot(), None, this_boot(), None] {
+            let path = directory.path();
+            scope.spawn(move || {
+                let store = open(path);
+                let record = ContainerSnapshotRecord { boot, ..snapshot(&store, None, None) };
+                for _ in 0..EACH {
+                    let draft = draft(&store, "text").unwrap();
+                    store.publish_numbered_container_snapshot(draft, &record).unwrap();
+                }
+            });
+        }
+    });
+    let all = store.container_snapshots.all().unwrap();
+    let mut names: Vec<_> = all.into_iter().map(|it| it.1.unwrap().name.unwrap()).collect();
+    names.sort_by_key(|it| (it.len(), it.clone()));
+    let expect: Vec<_> = (7..8 + 4 * EACH).map(|number| format!("c-{number}")).collect();
+    assert_eq!(names, expect);
+    check_clean(&store).unwrap();
+}
+
+#[test]
+fn a_name_that_cannot_be_given_is_found_before() {
+    let directory = fast_directory();
+    let store = with_image(directory.path());
+    add(&store, Some("taken"), None);
+    store.check_container_snapshot_name("free").unwrap();
+    let error = store.check_container_snapshot_name("taken").unwrap_err();
+    assert!(matches!(error, ContainerSnapshotError::NameTaken(_)), "{error}");
+    let error = store.check_container_snapshot_name("a/b").unwrap_err();
+    assert!(matches!(error, ContainerSnapshotError::Name(_)), "{error}");
 }
 
 #[test]
@@ -270,7 +312,9 @@ fn a_snapshot_that_is_open_stays() {
     let id = open.id.clone();
     assert!(!store.has_unneeded_container_snapshots().unwrap());
     assert!(!store.remove_container_snapshot(&id).unwrap());
-    assert_eq!(store.clear_container_snapshots().unwrap(), 0);
+    // The one below is not tried.
+    let cleared = store.clear_container_snapshots().unwrap();
+    assert_eq!(cleared, ClearedSnapshots { removed: 0, open: 1 });
     store.remove_ref(&name("one")).unwrap();
     let (plan, _) = store.gc(NOW).unwrap();
     assert_eq!(plan.kept.len(), 1, "{plan:?}");
@@ -280,6 +324,7 @@ fn a_snapshot_that_is_open_stays() {
     drop(open);
     assert!(!store.remove_container_snapshot(&id).unwrap());
     assert_eq!(store.clear_dead().unwrap(), 0);
+    assert_eq!(store.clear_container_snapshots().unwrap(), ClearedSnapshots::default());
     container.remove().unwrap();
     eventually(|| store.has_unneeded_container_snapshots().unwrap());
     removed(&store, &below);

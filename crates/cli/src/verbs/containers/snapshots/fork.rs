@@ -28,8 +28,8 @@ use crate::verbs::containers::container_options::image_config;
 use crate::verbs::containers::exec::{Exec, exec};
 use crate::verbs::containers::run::{not_started, with_environment};
 use crate::verbs::containers::security;
-use crate::verbs::containers::snapshots::fits;
 use crate::verbs::containers::snapshots::snapshot::{settle_behind, take_snapshot};
+use crate::verbs::containers::snapshots::{clear_unneeded, fits};
 use crate::verbs::containers::start::{image, shared_store, usual};
 use crate::verbs::exit_codes::START_CODES;
 
@@ -102,24 +102,29 @@ fn fork(context: &Context, args: &Fork) -> anyhow::Result<Answer> {
     }
     let snapshot = match &args.from {
         Some(name) => of_parent(store.container_snapshots.find(name)?, &parent)?,
-        None => {
-            let taken = take_snapshot(&store, &parent.id, &SnapshotName::None)?;
-            settle_behind(&store, &taken.snapshot.id);
-            taken.snapshot
-        }
+        None => take_snapshot(&store, &parent.id, &SnapshotName::None)?.snapshot,
     };
     let map = snapshot.record.map.as_deref().map(str::parse).transpose();
     let map = map.context("the map of the snapshot's user ids")?;
-    let base = ChildBase { snapshot: Some(snapshot.id.clone()), map };
+    let id = snapshot.id.clone();
+    let base = ChildBase { snapshot: Some(id.clone()), map };
     let signals = Arc::new(Signals::block(&FORWARDED)?);
     let asked = Arc::clone(&signals);
     store.give_up_when(move || asked.ending().is_some());
     let forker = Forker { context, store: &store, parent: &parent, stored, base, signals };
-    if let Some(answer) = forker.begin_all(&names)? {
-        return Ok(answer);
-    }
+    let begun = forker.begin_all(&names);
     // From here on, only the children keep the snapshot.
     drop(snapshot);
+    if !matches!(begun, Ok(None)) {
+        clear_unneeded(&store);
+    }
+    // The process in the background must not have a snapshot open that is unneeded.
+    if args.from.is_none() && store.container_snapshots.by_id(&id).is_ok() {
+        settle_behind(&store, &id);
+    }
+    if let Some(answer) = begun? {
+        return Ok(answer);
+    }
     // A command in a container needs its own mount namespace, in which no further root can be made.
     for (id, number) in names.iter().zip(1..) {
         if let Some(hook) = &args.hook {

@@ -5,13 +5,14 @@ pub(crate) mod origins;
 pub(crate) mod rollback;
 pub(crate) mod snapshot;
 
-use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use container::backoff::GLANCE;
 use container::folder::USERNS;
 use container::life::lookup::KnownContainer;
-use store::{ContainerSnapshotRecord, Store};
+use store::{ContainerSnapshotRecord, OpenOptions, Store};
+
+use crate::session::context::Context;
 
 /// Whether a snapshot can be below the changes of a container: it is of the same image, and its files belong to the
 /// same ids. A container may have the name of an earlier one.
@@ -29,16 +30,16 @@ const RELEASED: Duration = Duration::from_millis(500);
 pub(crate) fn clear_unneeded(store: &Store) {
     let since = Instant::now();
     loop {
-        let cleared = store.clear_container_snapshots().map_err(anyhow::Error::from);
-        match cleared.and_then(|_count| has_unneeded(store)) {
-            Ok(false) => return,
-            Ok(true) if since.elapsed() < RELEASED => std::thread::sleep(GLANCE),
-            Ok(true) => {
-                tracing::debug!("a snapshot that nothing needs is open: `quire gc` removes it");
+        match store.clear_container_snapshots() {
+            Ok(cleared) if cleared.open == 0 => return,
+            Ok(_) if since.elapsed() < RELEASED => std::thread::sleep(GLANCE),
+            Ok(cleared) => {
+                let count = cleared.open;
+                tracing::debug!(count, "unneeded snapshots are open: `quire gc` removes them");
                 return;
             }
             Err(error) => {
-                let error = format!("{error:#}");
+                let error = format!("{:#}", anyhow::Error::from(error));
                 tracing::warn!(error, "cannot remove unneeded snapshots: `quire gc` removes them");
                 return;
             }
@@ -46,20 +47,14 @@ pub(crate) fn clear_unneeded(store: &Store) {
     }
 }
 
-/// Whether there is a snapshot without a name that no container and no other snapshot needs. A process may have it open.
-fn has_unneeded(store: &Store) -> anyhow::Result<bool> {
-    let snapshots = store.container_snapshots.all()?;
-    let usable = || snapshots.iter().filter_map(|(id, it)| Some((id, it.as_ref().ok()?)));
-    if usable().all(|(_, it)| it.name.is_some()) || usable().count() < snapshots.len() {
-        return Ok(false);
+/// Removes snapshots without a name that nothing needs any more, after the end of a container that began with one. The
+/// container may have been the last one that needed it.
+pub(crate) fn clear_after_end(context: &Context) {
+    match context.open(OpenOptions::write()) {
+        Ok(store) => clear_unneeded(&store),
+        Err(error) => {
+            let error = format!("{error:#}");
+            tracing::warn!(error, "cannot remove unneeded snapshots: `quire gc` removes them");
+        }
     }
-    let containers = container::life::lookup::all(store)?;
-    // The record of a damaged container may name any snapshot.
-    if containers.iter().any(|it| it.record.is_none()) {
-        return Ok(false);
-    }
-    let of_containers = containers.iter().filter_map(origins::snapshot);
-    let needed: BTreeSet<_> =
-        usable().filter_map(|(_, it)| it.below.as_deref()).chain(of_containers).collect();
-    Ok(usable().any(|(id, it)| it.name.is_none() && !needed.contains(id.as_str())))
 }

@@ -1,18 +1,20 @@
 //! `rollback`: replaces a container's changes by those in a snapshot.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use anyhow::{Context as _, bail};
 use clap::Args;
 use container::life::end::stop::{self, StopOptions};
 use container::life::lookup::{KnownContainer, find_container};
 use container::life::rollback::RollBackError;
 use container::root::WritableChoice;
-use store::{ContainerSnapshot, OpenOptions, Store};
+use store::{ContainerSnapshot, ContainerSnapshotRecord, OpenOptions, Store};
 
 use crate::Answer;
 use crate::output::report;
 use crate::session::context::{Context, now};
 use crate::verbs::VerbArgs;
-use crate::verbs::containers::snapshots::{clear_unneeded, fits};
+use crate::verbs::containers::snapshots::{clear_unneeded, fits, origins};
 use crate::verbs::containers::start::{Begun, Starter, check_restart};
 use crate::verbs::exit_codes::START_CODES;
 
@@ -91,25 +93,7 @@ fn snapshot(
     name: Option<&str>,
 ) -> anyhow::Result<ContainerSnapshot> {
     let id = &container.id;
-    let Some(name) = name else {
-        let all = store.container_snapshots.all()?.into_iter();
-        let own = all.filter_map(|(snapshot, record)| {
-            let record = record
-                .ok()
-                .filter(|it| it.container == *id && it.name.is_some() && fits(it, container))?;
-            // The record has only seconds.
-            let folder = store.container_snapshots.find(&snapshot).ok()?.path().to_owned();
-            let born = std::fs::metadata(folder).and_then(|it| it.created()).ok();
-            Some((record.created.0, born, snapshot))
-        });
-        let newest = own.max().with_context(|| {
-            format!(
-                "container {id} has no snapshot: `quire snapshot create {id}` takes one, and \
-                `quire rollback --image {id}` removes all changes"
-            )
-        })?;
-        return Ok(store.container_snapshots.find(&newest.2)?);
-    };
+    let Some(name) = name else { return newest(store, container) };
     let found = store.container_snapshots.find(name)?;
     if !fits(&found.record, container) {
         bail!(
@@ -119,4 +103,39 @@ fn snapshot(
         );
     }
     Ok(found)
+}
+
+/// Finds the newest snapshot of a container that has a name.
+fn newest(store: &Store, container: &KnownContainer) -> anyhow::Result<ContainerSnapshot> {
+    let id = &container.id;
+    let all = store.container_snapshots.all()?.into_iter();
+    let all: BTreeMap<_, _> = all.filter_map(|(it, record)| Some((it, record.ok()?))).collect();
+    // Ids of the snapshots below the container's changes.
+    let mut below = BTreeSet::new();
+    let mut next = origins::snapshot(container);
+    while let Some((it, record)) = next.and_then(|it| all.get_key_value(it)) {
+        if !below.insert(it) {
+            break;
+        }
+        next = record.below.as_deref();
+    }
+    let begun = container.record.as_ref().map(|it| it.created.0);
+    let own = all.iter().filter(|(snapshot, record)| {
+        // An earlier container may have had the same name.
+        let is_own = Some(record.created.0) >= begun || below.contains(snapshot);
+        is_own && record.container == *id && record.name.is_some() && fits(record, container)
+    });
+    let age = |(snapshot, record): (&String, &ContainerSnapshotRecord)| {
+        // The record has only seconds.
+        let folder = store.container_snapshots.by_id(snapshot).ok()?.path().to_owned();
+        let born = std::fs::metadata(folder).and_then(|it| it.created()).ok();
+        Some((record.created.0, born, snapshot.clone()))
+    };
+    let newest = own.filter_map(age).max().with_context(|| {
+        format!(
+            "container {id} has no snapshot: `quire snapshot create {id}` takes one, and \
+            `quire rollback --image {id}` removes all changes"
+        )
+    })?;
+    Ok(store.container_snapshots.by_id(&newest.2)?)
 }

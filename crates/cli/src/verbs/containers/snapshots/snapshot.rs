@@ -127,7 +127,10 @@ fn create(context: &Context, container: &str, name: &SnapshotName) -> anyhow::Re
     } else {
         report::line(told.name.as_deref().unwrap_or(&told.snapshot))?;
     }
-    settle_behind(&store, &taken.snapshot.id);
+    let id = taken.snapshot.id.clone();
+    // The process in the background must not have it open, because then it could not be removed.
+    drop(taken);
+    settle_behind(&store, &id);
     Ok(Answer::Yes)
 }
 
