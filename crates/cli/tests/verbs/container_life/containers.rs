@@ -673,8 +673,8 @@ fn what_a_detached_container_cannot_have_is_said() {
 /// Fifty sleepers and a shell, for a limit of 40. runc itself has up to a dozen threads in the container's cgroup
 /// before the program starts, more on a busy machine, so it could not start with a much lower limit. Source: Go
 /// `src/runtime/proc.go`, `startm`.
-pub(crate) const FORKS: &str =
-    "i=0; while [ $i -lt 50 ]; do sleep 0.3 & i=$((i + 1)); done; wait; exit 0";
+pub(crate) const FORKS: &str = "i=0; p=; while [ $i -lt 50 ]; do sleep 1000 & p=\"$p $!\"; i=$((i + 1)); done; \
+    kill $p; exit 0";
 
 /// Runtimes kill and freeze all processes in a container's cgroup, so two containers must not share one.
 #[test]
