@@ -612,7 +612,7 @@ mod tests {
     /// Changes that are read, and the record that names the snapshots below them, must belong together.
     #[test]
     fn the_record_of_a_container_at_rest_is_that_of_its_locked_folder() {
-        const ROUNDS: usize = 300;
+        const ROUNDS: usize = 3000;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("store");
         let store = Store::open(&path, Who::this_process(), OpenOptions::create()).unwrap();
@@ -643,6 +643,8 @@ mod tests {
             });
             let differing = (0..ROUNDS).find_map(|_| match find_at_rest(&store, "c", &|| false) {
                 Ok((found, Some(lock))) if lock.record() == found.record.as_ref() => None,
+                // It counts as running while another thread has it locked, because it has no state.
+                Ok((_, None)) => None,
                 other => Some(format!("{other:?}")),
             });
             end.store(true, std::sync::atomic::Ordering::Relaxed);

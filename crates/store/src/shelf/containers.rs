@@ -424,16 +424,19 @@ impl ContainerShelf {
     /// [`ContainerError`] if the container does not exist.
     pub fn lock(&self, id: &str) -> Result<Option<ContainerDir>, ContainerError> {
         check_id(id)?;
-        match owner(&self.directory, id)? {
-            Owner::Alive => Ok(None),
-            Owner::Gone => Err(ContainerError::Absent(id.to_owned())),
-            Owner::Dead(directory) => {
-                let record = read_record(&directory)?.ok();
-                let (parent, tmp) = (self.directory.try_clone()?, self.tmp.try_clone()?);
-                let (id, name, lock) = (id.to_owned(), id.to_owned(), None);
-                Ok(Some(ContainerDir { parent, tmp, directory, lock, name, id, record }))
+        let directory = loop {
+            match owner(&self.directory, id)? {
+                Owner::Alive => return Ok(None),
+                // It was replaced by another one.
+                Owner::Gone if self.directory.open_if_there(id)?.is_some() => {}
+                Owner::Gone => return Err(ContainerError::Absent(id.to_owned())),
+                Owner::Dead(directory) => break directory,
             }
-        }
+        };
+        let record = read_record(&directory)?.ok();
+        let (parent, tmp) = (self.directory.try_clone()?, self.tmp.try_clone()?);
+        let (id, name, lock) = (id.to_owned(), id.to_owned(), None);
+        Ok(Some(ContainerDir { parent, tmp, directory, lock, name, id, record }))
     }
 
     /// Returns all containers, in byte order of their ids, also those with damaged records. Reads one file of each.
@@ -463,11 +466,11 @@ impl ContainerShelf {
         for id in self.ids()? {
             match self.open(&id)? {
                 Some((_, Liveness::Alive)) => living.push(id),
-                Some((directory, Liveness::Dead)) => {
-                    dead.extend(
-                        self.see(id, &directory, Liveness::Dead)?.and_then(GcContainer::found),
-                    );
-                }
+                Some((_, Liveness::Dead)) => match self.see(&id)?.and_then(GcContainer::found) {
+                    // It was started meanwhile.
+                    Some(FoundContainer { liveness: Liveness::Alive, .. }) => living.push(id),
+                    found => dead.extend(found),
+                },
                 None => {}
             }
         }
@@ -482,8 +485,7 @@ impl ContainerShelf {
         if check_id(id).is_err() {
             return Ok(None);
         }
-        let Some((directory, liveness)) = self.open(id)? else { return Ok(None) };
-        Ok(self.see(id.to_owned(), &directory, liveness)?.and_then(GcContainer::found))
+        Ok(self.see(id)?.and_then(GcContainer::found))
     }
 
     /// Returns the image of a container, or `None` if its record cannot be read or the container is gone.
@@ -507,36 +509,42 @@ impl ContainerShelf {
 
     /// Returns `None` if the container was removed after it was listed.
     fn open(&self, id: &str) -> Result<Option<(Directory, Liveness)>, DiskError> {
-        let Some(directory) = self.directory.open_if_there(id)? else { return Ok(None) };
-        let liveness = match is_alive(&directory)? {
-            true => Liveness::Alive,
-            false if directory.is_linked()? => Liveness::Dead,
-            false => return Ok(None),
-        };
-        Ok(Some((directory, liveness)))
+        // A directory that was replaced and removed since is opened again.
+        while let Some(directory) = self.directory.open_if_there(id)? {
+            if is_alive(&directory)? {
+                return Ok(Some((directory, Liveness::Alive)));
+            }
+            if directory.is_linked()? {
+                return Ok(Some((directory, Liveness::Dead)));
+            }
+        }
+        Ok(None)
     }
 
-    /// Returns `None` if another process is removing the container.
-    fn see(
-        &self,
-        id: String,
-        directory: &Directory,
-        liveness: Liveness,
-    ) -> Result<Option<GcContainer>, DiskError> {
-        let record = read_record(directory)?;
-        let is_empty = matches!(record, Err(RecordError::Unwritten));
-        if is_empty && self.directory.open_if_there(&id)?.is_none() {
-            return Ok(None);
+    /// Returns `None` if the container does not exist, or another process is removing it.
+    fn see(&self, id: &str) -> Result<Option<GcContainer>, DiskError> {
+        loop {
+            let Some((directory, liveness)) = self.open(id)? else { return Ok(None) };
+            let record = read_record(&directory)?;
+            // Another process may have replaced or removed the directory, and be removing its files.
+            if matches!(record, Err(RecordError::Unwritten)) {
+                let identity = |it: rustix::fs::Stat| (it.st_dev, it.st_ino);
+                let own = rustix::fs::fstat(directory.as_fd());
+                let own = own.map_err(|errno| directory.failed("stat", "", errno))?;
+                match self.directory.stat(id)? {
+                    None => return Ok(None),
+                    Some(found) if identity(found) != identity(own) => continue,
+                    Some(_) => {}
+                }
+            }
+            return Ok(Some(GcContainer { id: id.to_owned(), liveness, record }));
         }
-        Ok(Some(GcContainer { id, liveness, record }))
     }
 
     pub(crate) fn see_all(&self) -> Result<Vec<GcContainer>, DiskError> {
         let mut seen = Vec::new();
         for id in self.ids()? {
-            if let Some((directory, liveness)) = self.open(&id)? {
-                seen.extend(self.see(id, &directory, liveness)?);
-            }
+            seen.extend(self.see(&id)?);
         }
         Ok(seen)
     }
