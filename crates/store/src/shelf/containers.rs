@@ -467,7 +467,7 @@ impl ContainerShelf {
             match self.open(&id)? {
                 Some((_, Liveness::Alive)) => living.push(id),
                 Some((_, Liveness::Dead)) => match self.see(&id)?.and_then(GcContainer::found) {
-                    // It was started meanwhile.
+                    // It was started in the meantime.
                     Some(FoundContainer { liveness: Liveness::Alive, .. }) => living.push(id),
                     found => dead.extend(found),
                 },
