@@ -173,9 +173,11 @@ const SANDBOX: &str = r#"
 set -eu
 base=$1 repository=$2 registry=$3 xtask=$4 quire=$5
 cd "$base"
-mkdir -p etc.upper etc.work lib.upper lib.work mnt srv local store home work
+mkdir -p etc.upper etc.work lib.upper lib.work sbin.upper sbin.work mnt srv local store home work
 mount -t overlay overlay -o lowerdir=/etc,upperdir=$base/etc.upper,workdir=$base/etc.work /etc
 mount -t overlay overlay -o lowerdir=/var/lib,upperdir=$base/lib.upper,workdir=$base/lib.work /var/lib
+# `make install` makes links for mount(8) here.
+mount -t overlay overlay -o lowerdir=/usr/sbin,upperdir=$base/sbin.upper,workdir=$base/sbin.work /usr/sbin
 mkdir -p /var/lib/quire
 mount --bind store /var/lib/quire
 for folder in mnt srv; do mount --bind $folder /$folder; done
