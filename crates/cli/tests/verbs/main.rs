@@ -49,7 +49,7 @@ impl Ran {
     fn failure(&self) -> Option<i32> {
         let absent = ["image", "container", "store"].map(|it| format!("there is no {it} "));
         let is_absent = absent.iter().any(|it| self.err.contains(it));
-        let full = ["No space left on device", "bytes would leave less than"];
+        let full = ["No space left on device", "would leave less than"];
         let is_full = full.iter().any(|it| self.err.contains(it));
         Some(if is_absent {
             3
