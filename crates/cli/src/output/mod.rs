@@ -1,7 +1,9 @@
-//! Output: reports, tables, progress and metrics.
+//! Output: reports, tables, templates, filters of lists, progress and metrics.
 
+pub(crate) mod list_filter;
 #[cfg(feature = "serve")]
 pub(crate) mod metrics;
+pub(crate) mod podman_text;
 pub(crate) mod progress;
 pub(crate) mod report;
 pub(crate) mod table;

@@ -98,6 +98,18 @@ pub(crate) fn list(
     Ok(if columns == Columns::AtSpaces { aligned(&out) } else { out })
 }
 
+/// Prints a list by a template, as [`list`] renders it. Without `has_no_titles`, a table has titles.
+pub(crate) fn print_list(
+    template: &str,
+    rows: &[Json],
+    titles: &[(&str, &str)],
+    has_no_titles: bool,
+) -> anyhow::Result<()> {
+    let text = list(template, rows, titles)?;
+    let is_cut = has_no_titles && template.starts_with(TABLE);
+    print(if is_cut { text.split_once('\n').map_or("", |it| it.1) } else { text.as_str() })
+}
+
 /// Prints a rendered text as it is, for programs. On a terminal, control characters of the values are escaped.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut out = report::standard_output();

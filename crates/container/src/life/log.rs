@@ -254,8 +254,9 @@ fn end_line(file: &mut File) -> io::Result<()> {
     if byte == *b"\n" { Ok(()) } else { file.write_all(b"\n") }
 }
 
-/// Returns the text of the newer file, without the heads of records.
-pub(crate) fn newer_text(folder: &Path) -> String {
+/// Returns the text of the newer file, without the heads of records. Empty if it cannot be read.
+#[must_use]
+pub fn newer_text(folder: &Path) -> String {
     let bytes = std::fs::read(folder.join(LOG)).unwrap_or_default();
     let mut text = String::new();
     for line in bytes.split_inclusive(|it| *it == b'\n') {
