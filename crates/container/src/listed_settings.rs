@@ -6,13 +6,18 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::BufReader;
+use std::io::{BufReader, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
+use rustix::fs::OFlags;
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::folder::REQUEST;
+
+/// Maximum size of the file, in bytes. The longest part is a seccomp profile.
+const LARGEST: u64 = 16 << 20;
 
 /// Settings of a container that lists show. A container of a version that recorded no settings has none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -68,13 +73,16 @@ impl ListedSettings {
     /// # Errors
     /// If the file cannot be read or parsed. A missing file is no error.
     pub fn load(folder: &Path) -> std::io::Result<Self> {
-        let file = match File::open(folder.join(REQUEST)) {
+        // The file may have been replaced by a FIFO or a link.
+        let flags = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits().cast_signed();
+        let path = folder.join(REQUEST);
+        let file = match File::options().read(true).custom_flags(flags).open(path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 return Ok(Self::default());
             }
             file => file?,
         };
-        let ListedFile { request } = serde_json::from_reader(BufReader::new(file))?;
+        let ListedFile { request } = serde_json::from_reader(BufReader::new(file.take(LARGEST)))?;
         let entries = request.volumes.into_iter().chain(request.mounts);
         let mount = |it: ListedEntry| ListedMount {
             source: it.source.as_object().and_then(|it| it.values().next()).and_then(text),

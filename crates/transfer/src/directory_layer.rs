@@ -65,8 +65,11 @@ pub fn import_directory(
         true => None,
         false => source.default_name(None).and_then(|it| it.parse().ok()),
     };
-    let layered =
-        ImportOptions { name: options.name.or(own_name.as_ref()), keeper: Some(&keeper), ..*options };
+    let layered = ImportOptions {
+        name: options.name.or(own_name.as_ref()),
+        keeper: Some(&keeper),
+        ..*options
+    };
     let export_options = export::Options {
         threads: environment.threads,
         scratch: environment.scratch,

@@ -24,7 +24,10 @@ impl ListFilters {
                 bail!("--filter {text}: write KEY=VALUE, with one of the keys {}", keys.join(", "))
             };
             if !keys.contains(&key) {
-                bail!("--filter {text}: there is no filter \"{key}\": use one of {}", keys.join(", "))
+                bail!(
+                    "--filter {text}: there is no filter \"{key}\": use one of {}",
+                    keys.join(", ")
+                )
             }
             Ok(ListFilter { key: key.to_owned(), value: value.to_owned() })
         };
@@ -54,7 +57,8 @@ impl ListFilters {
     /// Returns the values of a key as regular expressions, which match any part of a text.
     pub(crate) fn patterns(&self, key: &str) -> anyhow::Result<Vec<Regex>> {
         let pattern = |value: &str| {
-            Regex::new(value).with_context(|| format!("--filter {key}={value}: not a regular expression"))
+            Regex::new(value)
+                .with_context(|| format!("--filter {key}={value}: not a regular expression"))
         };
         self.values(key).map(pattern).collect()
     }
@@ -98,7 +102,8 @@ mod tests {
     /// Source: podman-ps(1), `--filter`.
     #[test]
     fn all_labels_must_fit() {
-        let labels = [("a", "1"), ("b", "x=y"), ("c", "")].map(|(k, v)| (k.to_owned(), v.to_owned()));
+        let labels =
+            [("a", "1"), ("b", "x=y"), ("c", "")].map(|(k, v)| (k.to_owned(), v.to_owned()));
         let labels = BTreeMap::from(labels);
         for (texts, expect) in [
             (&["label=a"][..], true),

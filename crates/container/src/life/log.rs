@@ -371,9 +371,8 @@ mod tests {
     }
 
     fn texts(folder: &Path) -> [String; 2] {
-        [LOG_OLDER, LOG].map(|it| {
-            plain(&std::fs::read_to_string(folder.join(it)).unwrap_or_default())
-        })
+        [LOG_OLDER, LOG]
+            .map(|it| plain(&std::fs::read_to_string(folder.join(it)).unwrap_or_default()))
     }
 
     /// Returns a log with a full newer half.
@@ -453,8 +452,9 @@ mod tests {
         // A half holds ten records.
         let mut log = Log::open(folder.path(), NonZeroU64::new(20 * NINE)).unwrap();
         let written = AtomicU64::new(0);
-        let numbers =
-            |text: &str| -> Vec<u64> { plain(text).lines().map(|it| it.parse().unwrap()).collect() };
+        let numbers = |text: &str| -> Vec<u64> {
+            plain(text).lines().map(|it| it.parse().unwrap()).collect()
+        };
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for number in 1..=LINES {
@@ -555,7 +555,10 @@ mod tests {
         ];
         assert_eq!(found, expect);
         let times: Vec<_> = records.iter().map(|it| it.time.unwrap()).collect();
-        assert!(times.is_sorted() && times.iter().all(|it| (before.as_str()..=after.as_str()).contains(it)));
+        assert!(
+            times.is_sorted()
+                && times.iter().all(|it| (before.as_str()..=after.as_str()).contains(it))
+        );
     }
 
     /// A writer that was killed, and Quire 0.1, leave a last line without a newline.

@@ -594,7 +594,8 @@ mod tests {
     fn a_pump_ends_with_a_thread_that_waits_for_more() {
         let (reader, mut writer) = io::pipe().unwrap();
         let (said, heard) = std::sync::mpsc::channel();
-        let sink = move |_: usize, bytes: &[u8]| said.send(bytes.to_vec()).map_err(io::Error::other);
+        let sink =
+            move |_: usize, bytes: &[u8]| said.send(bytes.to_vec()).map_err(io::Error::other);
         let mut pump = Pump::with(vec![reader], sink, Duration::from_secs(1000)).unwrap();
         writer.write_all(b"one").unwrap();
         pump.look().unwrap();
@@ -613,8 +614,9 @@ mod tests {
         let (out_reader, mut out) = io::pipe().unwrap();
         let (error_reader, mut errors) = io::pipe().unwrap();
         let (said, heard) = std::sync::mpsc::channel();
-        let sink =
-            move |at: usize, bytes: &[u8]| said.send((at, bytes.to_vec())).map_err(io::Error::other);
+        let sink = move |at: usize, bytes: &[u8]| {
+            said.send((at, bytes.to_vec())).map_err(io::Error::other)
+        };
         let readers = vec![out_reader, error_reader];
         let mut pump = Pump::with(readers, sink, Duration::from_millis(1)).unwrap();
         let arrival = pump.arrival().unwrap();

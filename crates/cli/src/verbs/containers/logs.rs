@@ -486,9 +486,13 @@ mod tests {
 
     #[test]
     fn times_limit_what_is_printed() {
-        let newer =
-            ["old\n".to_owned(), record(1, "stdout F a"), record(2, "stdout F b"), record(3, "stdout F c")]
-                .concat();
+        let newer = [
+            "old\n".to_owned(),
+            record(1, "stdout F a"),
+            record(2, "stdout F b"),
+            record(3, "stdout F c"),
+        ]
+        .concat();
         let check = |since: Option<u8>, until: Option<u8>, expect: &str| {
             let time = |second| format!("{T}{second}.000000000Z");
             let shown = ShownRecords {
@@ -507,8 +511,10 @@ mod tests {
 
     #[test]
     fn the_last_lines_are_found() {
-        let older = [record(1, "stdout F 1"), record(1, "stdout P 2"), record(1, "stdout P 2")].concat();
-        let newer = [record(2, "stdout F 2"), record(2, "stderr F 3"), record(2, "stdout P 4")].concat();
+        let older =
+            [record(1, "stdout F 1"), record(1, "stdout P 2"), record(1, "stdout P 2")].concat();
+        let newer =
+            [record(2, "stdout F 2"), record(2, "stderr F 3"), record(2, "stdout P 4")].concat();
         let check = |halves: [&str; 2], lines, expect: &str| {
             let found = printed(halves, Some(lines), ShownRecords::default());
             assert_eq!(found.replace('!', ""), expect, "{lines}");

@@ -19,7 +19,15 @@ use crate::session::resolve::resolve;
 
 /// Keys of `--filter`.
 pub(super) const KEYS: [&str; 10] = [
-    "before", "dangling", "digest", "id", "label", "label!", "readonly", "reference", "since",
+    "before",
+    "dangling",
+    "digest",
+    "id",
+    "label",
+    "label!",
+    "readonly",
+    "reference",
+    "since",
     "until",
 ];
 
@@ -59,7 +67,8 @@ impl ListedImage {
     /// Returns the image's configuration. Null if it has none that can be read.
     fn config(&self) -> &Value {
         self.config.get_or_init(|| {
-            let load = |manifest| StoredImage::load(&self.store, &manifest).ok()?.config_json().ok();
+            let load =
+                |manifest| StoredImage::load(&self.store, &manifest).ok()?.config_json().ok();
             self.reference.manifest.and_then(load).unwrap_or_default()
         })
     }
@@ -76,7 +85,8 @@ impl ListedImage {
 
     fn labels(&self) -> BTreeMap<String, String> {
         let labels = self.config()["config"]["Labels"].as_object();
-        let text = |(name, value): (&String, &Value)| Some((name.clone(), value.as_str()?.to_owned()));
+        let text =
+            |(name, value): (&String, &Value)| Some((name.clone(), value.as_str()?.to_owned()));
         labels.into_iter().flatten().filter_map(text).collect()
     }
 
@@ -148,9 +158,9 @@ pub(super) fn json_of(
     }
     let object = |group: Vec<&ListedImage>| {
         let first = group.first()?;
-        let digests = group.iter().filter_map(|it| {
-            Some(format!("{}@{}", it.repository_and_tag().0, it.digest()?))
-        });
+        let digests = group
+            .iter()
+            .filter_map(|it| Some(format!("{}@{}", it.repository_and_tag().0, it.digest()?)));
         let names: Vec<_> = group.iter().map(|it| it.name.as_str()).collect();
         let size = bytes(first);
         Some(json!({
@@ -191,9 +201,9 @@ impl ImageFilters {
     /// Prepares filters of all images.
     pub(super) fn new(filters: ListFilters, all: &[ListedImage]) -> anyhow::Result<Self> {
         let now = moment::now();
-        let until = filters.values("until").map(|text| {
-            moment::parse(text, now).with_context(|| format!("--filter until={text}"))
-        });
+        let until = filters
+            .values("until")
+            .map(|text| moment::parse(text, now).with_context(|| format!("--filter until={text}")));
         let until = until.collect::<anyhow::Result<Vec<_>>>()?.into_iter().max();
         let times = |key: &str| {
             filters.values(key).map(|name| created(all, name)).collect::<anyhow::Result<Vec<_>>>()
@@ -214,8 +224,7 @@ impl ImageFilters {
     pub(super) fn fit(&self, image: &ListedImage) -> bool {
         let filters = &self.filters;
         let id = image.reference.image.to_string();
-        let needs_time =
-            !self.before.is_empty() || !self.since.is_empty() || self.until.is_some();
+        let needs_time = !self.before.is_empty() || !self.since.is_empty() || self.until.is_some();
         // Reading the configuration takes longer than all other filters.
         let created = if needs_time { image.created() } else { 0 };
         let needs_labels = filters.has("label") || filters.has("label!");
@@ -224,9 +233,8 @@ impl ImageFilters {
             && self.readonly.is_none_or(|it| it != image.store.is_own())
             && filters.fits("id", |it| id.starts_with(it))
             && filters.fits("digest", |it| image.digest().is_some_and(|has| has.starts_with(it)))
-            && filters.fits("reference", |it| {
-                matches(it, image.name.as_str(), image.digest().as_deref())
-            })
+            && filters
+                .fits("reference", |it| matches(it, image.name.as_str(), image.digest().as_deref()))
             && (self.before.is_empty() || self.before.iter().any(|it| created < *it))
             && (self.since.is_empty() || self.since.iter().any(|it| created > *it))
             && self.until.is_none_or(|it| i128::from(created) * 1_000_000_000 <= it)

@@ -95,8 +95,14 @@ fn templates_print_the_fields_of_podman() {
     let check = |options: &[&str], expect: &[&str]| {
         assert_eq!(names(&place, options), expect, "{options:?}");
     };
-    check(&["--format", "{{.Names}} {{.State}} {{.Image}} {{.Mounts}}"], &["three running a /shared"]);
-    check(&["-a", "--format", "{{.ID}} {{.ExitCode}} {{.Exited}}"], &["one 0 true", "two 3 true", "three 0 false"]);
+    check(
+        &["--format", "{{.Names}} {{.State}} {{.Image}} {{.Mounts}}"],
+        &["three running a /shared"],
+    );
+    check(
+        &["-a", "--format", "{{.ID}} {{.ExitCode}} {{.Exited}}"],
+        &["one 0 true", "two 3 true", "three 0 false"],
+    );
     check(
         &["-a", "--sort", "names", "--format", "table {{.Names}}\\t{{.ExitCode}}"],
         &["NAMES       EXIT CODE", "one         0", "three       0", "two         3"],

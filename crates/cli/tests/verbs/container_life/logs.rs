@@ -41,7 +41,11 @@ fn a_log_has_an_end_and_the_newest_lines() {
         let tail = numbers.len() - 3;
         // The last line is on standard error.
         let tailed = place.run(&format!("logs --tail {} {name}", tail + 1));
-        assert_eq!((tailed.out.lines().count(), tailed.err.as_str()), (tail, "last\n"), "{runtime}");
+        assert_eq!(
+            (tailed.out.lines().count(), tailed.err.as_str()),
+            (tail, "last\n"),
+            "{runtime}"
+        );
         assert!(log.ends_with(&tailed.out), "{runtime}");
         place.out(&format!("rm {name}"));
         start(&place, &["--name", &name, "--runtime", runtime, "--log-size", "0"], script);
@@ -111,11 +115,16 @@ fn lines_have_their_time_and_stream() {
     for runtime in all_runtimes() {
         let name = format!("timed-{runtime}");
         let _guard = Rm(&place, &name);
-        let script = "echo one; printf 'tw' >&2; sleep 0.3; echo o >&2; echo three; printf 'no end'";
+        let script =
+            "echo one; printf 'tw' >&2; sleep 0.3; echo o >&2; echo three; printf 'no end'";
         start(&place, &["--name", &name, "--runtime", runtime], script);
         place.out(&format!("wait {name}"));
         let ran = place.run(&format!("logs {name}"));
-        assert_eq!((ran.out.as_str(), ran.err.as_str()), ("one\nthree\nno end", "two\n"), "{runtime}");
+        assert_eq!(
+            (ran.out.as_str(), ran.err.as_str()),
+            ("one\nthree\nno end", "two\n"),
+            "{runtime}"
+        );
         let ran = place.run(&format!("logs --timestamps {name}"));
         let (of_output, lines) = times(&ran.out);
         assert_eq!(lines, ["one", "three", "no end"], "{runtime}");

@@ -139,9 +139,15 @@ fn images_are_filtered_and_formatted() {
         ran.out
     };
     assert_eq!(print(&["-q", "app:2"]).trim(), &id[..12]);
-    assert_eq!(print(&["app:2", "--format", "{{.ID}} {{.Digest}}"]), format!("{} {digest}\n", &id[..12]));
+    assert_eq!(
+        print(&["app:2", "--format", "{{.ID}} {{.Digest}}"]),
+        format!("{} {digest}\n", &id[..12])
+    );
     let form = "table {{.Repository}}\\t{{.Labels}}";
-    assert_eq!(print(&["app:2", "--format", form]), "REPOSITORY  LABELS\napp         map[team:ops x:y]\n");
+    assert_eq!(
+        print(&["app:2", "--format", form]),
+        "REPOSITORY  LABELS\napp         map[team:ops x:y]\n"
+    );
     assert_eq!(print(&["app:2", "-n", "--format", form]), "app         map[team:ops x:y]\n");
     assert_eq!(print(&["-n"]), print(&[]).split_once('\n').unwrap().1);
     assert_eq!(print(&["--format", "table"]), print(&[]));

@@ -45,12 +45,8 @@ impl<'a> LogRecord<'a> {
     /// line.
     #[must_use]
     pub fn parse(line: &'a [u8]) -> Self {
-        let old = |content, ends_line| Self {
-            stream: LogStream::Output,
-            time: None,
-            ends_line,
-            content,
-        };
+        let old =
+            |content, ends_line| Self { stream: LogStream::Output, time: None, ends_line, content };
         match Self::with_head(line) {
             Some(record) => record,
             None if is_cut_head(line) => old(&[], false),
@@ -234,8 +230,7 @@ mod tests {
         let time = "2016-10-06T00:17:09.669794202Z";
         let check = |line: &str, stream, is_timed: bool, ends_line, content: &str| {
             let content = content.as_bytes();
-            let expect =
-                LogRecord { stream, time: is_timed.then_some(time), ends_line, content };
+            let expect = LogRecord { stream, time: is_timed.then_some(time), ends_line, content };
             assert_eq!(LogRecord::parse(line.as_bytes()), expect, "{line}");
         };
         let (output, errors) = (LogStream::Output, LogStream::Errors);
@@ -294,9 +289,13 @@ mod tests {
         let expect = format!("{time} stderr F one\n{time} stderr P two\n");
         assert_eq!(String::from_utf8(batch.text.clone()).unwrap(), expect);
         let one = HEAD as u64 + 4;
-        for (written, expect) in
-            [(0, (0, 0)), (one - 1, (0, 0)), (one, (one, 4)), (2 * one - 1, (one, 4)), (2 * one, (2 * one, 7))]
-        {
+        for (written, expect) in [
+            (0, (0, 0)),
+            (one - 1, (0, 0)),
+            (one, (one, 4)),
+            (2 * one - 1, (one, 4)),
+            (2 * one, (2 * one, 7)),
+        ] {
             assert_eq!(batch.whole(written), expect, "{written}");
         }
         assert_eq!(batch.content(), 7);

@@ -114,9 +114,9 @@ impl ContainerFilters {
         };
         let exited = filters.values("exited").map(code).collect::<anyhow::Result<Vec<_>>>()?;
         let now = moment::now();
-        let until = filters.values("until").map(|text| {
-            moment::parse(text, now).with_context(|| format!("--filter until={text}"))
-        });
+        let until = filters
+            .values("until")
+            .map(|text| moment::parse(text, now).with_context(|| format!("--filter until={text}")));
         let until: Vec<_> = until.collect::<anyhow::Result<_>>()?;
         let created = |key: &str| -> anyhow::Result<Vec<_>> {
             let Some(store) = store else { return Ok(Vec::new()) };
@@ -182,9 +182,9 @@ impl ContainerFilters {
 fn has_volume(settings: &ListedSettings, wanted: &str) -> bool {
     settings.mounts.iter().any(|mount| {
         let source = mount.source.as_deref();
-        let is_both = wanted.split_once(':').is_some_and(|(from, to)| {
-            source == Some(from) && mount.destination == to
-        });
+        let is_both = wanted
+            .split_once(':')
+            .is_some_and(|(from, to)| source == Some(from) && mount.destination == to);
         is_both || source == Some(wanted) || mount.destination == wanted
     })
 }
@@ -211,7 +211,10 @@ impl Ancestor {
         let whole = name.parse::<RefName>().ok();
         let whole = whole.as_ref().map_or(name, RefName::as_str);
         let untagged = whole.strip_suffix(":latest");
-        [Some(name), Some(whole), untagged].into_iter().flatten().any(|it| self.pattern.is_match(it))
+        [Some(name), Some(whole), untagged]
+            .into_iter()
+            .flatten()
+            .any(|it| self.pattern.is_match(it))
     }
 }
 
