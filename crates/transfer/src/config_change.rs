@@ -35,7 +35,11 @@ impl FromStr for Change {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let text = text.trim();
-        let (name, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
+        // As in podman, `CMD=/bin/bash` is accepted besides a Dockerfile's form.
+        let (name, rest) = text
+            .split_once(char::is_whitespace)
+            .or_else(|| text.split_once('='))
+            .unwrap_or((text, ""));
         let rest = rest.trim();
         let name = name.to_ascii_uppercase();
         let error = |reason: &str| ChangeError(format!("{name} {reason}"));
@@ -250,6 +254,7 @@ mod tests {
         check(&["VOLUME /a /b"], json!({"Volumes": {"/a": {}, "/b": {}}}));
         check(&["WORKDIR /x", "WORKDIR y/z"], json!({"WorkingDir": "/x/y/z"}));
         check(&["WORKDIR y"], json!({"WorkingDir": "/w/y"}));
+        check(&["USER=5:6", "CMD=/b"], json!({"User": "5:6", "Cmd": ["/bin/sh", "-c", "/b"]}));
         check(&["USER 5:6", "STOPSIGNAL SIGINT"], json!({"User": "5:6", "StopSignal": "SIGINT"}));
     }
 

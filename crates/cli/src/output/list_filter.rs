@@ -44,11 +44,6 @@ impl ListFilters {
         self.0.iter().filter(move |it| it.key == key).map(|it| it.value.as_str())
     }
 
-    /// Adds a filter.
-    pub(crate) fn add(&mut self, key: &str, value: &str) {
-        self.0.push(ListFilter { key: key.to_owned(), value: value.to_owned() });
-    }
-
     /// Returns whether there is no filter with the key, or one of its values is `is_so`.
     pub(crate) fn fits(&self, key: &str, is_so: impl Fn(&str) -> bool) -> bool {
         !self.has(key) || self.values(key).any(is_so)

@@ -58,6 +58,13 @@ pub(crate) fn render(template: &str, value: &Json) -> anyhow::Result<String> {
     Ok(out)
 }
 
+/// Returns whether `--format` asks for JSON of the whole list, as podman's `report.IsJSON` decides.
+pub(crate) fn is_json(template: &str) -> bool {
+    let words = template.trim();
+    let inner = words.strip_prefix("{{").and_then(|it| it.strip_suffix("}}"));
+    words == "json" || inner.is_some_and(|it| ["json", "json ."].contains(&it.trim()))
+}
+
 /// Renders a list by a template, with a line for each row. `table ` at the beginning of the template adds titles and
 /// aligns columns. A template that has `{{range .}}` gets the whole list. `titles` has the titles of fields whose title
 /// is not their name.
@@ -581,6 +588,24 @@ mod tests {
         );
         assert_eq!(list("{{.ID}}", &[], &[]).unwrap(), "");
         assert_eq!(list("table {{.ID}}", &[], &[]).unwrap(), "ID\n");
+    }
+
+    #[test]
+    fn json_of_a_list_has_several_spellings() {
+        for (template, expect) in [
+            ("json", true),
+            (" json ", true),
+            ("{{json .}}", true),
+            ("{{ json . }}", true),
+            ("{{json}}", true),
+            ("{{json .ID}}", false),
+            ("{{json .}} ", true),
+            ("x{{json .}}", false),
+            ("{{json .}}{{json .}}", false),
+            ("", false),
+        ] {
+            assert_eq!(is_json(template), expect, "{template}");
+        }
     }
 
     #[test]

@@ -26,18 +26,30 @@ pub(crate) fn now() -> i128 {
     i128::from(seconds) * SECOND + i128::from(nanoseconds)
 }
 
-/// Parses a time into nanoseconds since 1970. It is a duration before `now`, such as `10m` or `1h30m`; seconds since
-/// 1970, such as `1767225600.5`; or a date, such as `2026-01-01`, `2026-01-01T10:00` or `2026-01-01T10:00:00.5+01:00`,
-/// in UTC unless it has an offset.
-pub(crate) fn parse(text: &str, now: i128) -> anyhow::Result<i128> {
+/// Meaning of a duration as a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DurationFrom {
+    /// A time before now, as for `--since`.
+    Past,
+    /// A time after now, as podman has it for `--until`.
+    Future,
+}
+
+/// Parses a time into nanoseconds since 1970. It is a duration from `now`, such as `10m` or `1h30m`; seconds since 1970,
+/// such as `1767225600.5`; or a date, such as `2026-01-01`, `2026-01-01T10:00` or `2026-01-01T10:00:00.5+01:00`, in UTC
+/// unless it has an offset.
+pub(crate) fn parse(text: &str, now: i128, from: DurationFrom) -> anyhow::Result<i128> {
     let wrong = || {
         format!(
             "\"{text}\" is no time: write a date such as 2026-11-30T12:00:00, seconds since 1970, or a \
-             duration before now, such as 10m or 1h30m"
+             duration such as 10m or 1h30m"
         )
     };
     if let Some(duration) = duration(text) {
-        return now.checked_sub(duration).with_context(wrong);
+        return match from {
+            DurationFrom::Past => now.checked_sub(duration).with_context(wrong),
+            DurationFrom::Future => now.checked_add(duration).with_context(wrong),
+        };
     }
     seconds(text).or_else(|| date(text)).with_context(wrong)
 }
@@ -109,6 +121,8 @@ fn date(text: &str) -> Option<i128> {
         None if time.is_empty() => "00:00:00".to_owned(),
         None => return None,
     };
+    // `date --iso-8601=ns` writes a comma.
+    let time = time.replacen(',', ".", 1);
     let format = &time::format_description::well_known::Rfc3339;
     let date = time::OffsetDateTime::parse(&format!("{day}T{time}{offset}"), format).ok()?;
     Some(date.unix_timestamp_nanos())
@@ -146,6 +160,7 @@ mod tests {
             ("2021-10-11T13:06:16.123456789+02:00", Some(1_633_950_376_123_456_789)),
             ("2021-10-11T11:06:16.5", Some(1_633_950_376_500_000_000)),
             ("2021-10-11 11:06:16", Some(1_633_950_376 * SECOND)),
+            ("2021-10-11T11:06:16,5+00:00", Some(1_633_950_376_500_000_000)),
             ("2021-10-11T11:06", Some(1_633_950_360 * SECOND)),
             ("2021-10-11T11", Some(1_633_950_000 * SECOND)),
             ("2021-10-11T11-01:00", Some(1_633_953_600 * SECOND)),
@@ -178,9 +193,14 @@ mod tests {
             ("\u{e4}\u{e4}\u{e4}\u{e4}\u{e4}\u{e4}", None),
             ("2021-10-11T\u{e4}\u{e4}\u{e4}", None),
         ] {
-            assert_eq!(parse(text, now).ok(), expect, "{text}");
+            assert_eq!(parse(text, now, DurationFrom::Past).ok(), expect, "{text}");
         }
-        let error = parse("soon", now).unwrap_err().to_string();
+        for (text, expect) in
+            [("3s", now + 3 * SECOND), ("-1m", now - 60 * SECOND), ("5", 5 * SECOND)]
+        {
+            assert_eq!(parse(text, now, DurationFrom::Future).unwrap(), expect, "{text}");
+        }
+        let error = parse("soon", now, DurationFrom::Past).unwrap_err().to_string();
         assert!(error.starts_with("\"soon\" is no time: "), "{error}");
     }
 

@@ -3,27 +3,28 @@
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom, Write};
 use std::os::unix::fs::FileExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
 use container::life::log::Halves;
 use container::life::log::record::{LogRecord, LogStream, time_text};
-use container::life::lookup::find_container;
+use container::life::lookup::{KnownContainer, find_container};
 use store::OpenOptions;
 
 use crate::Answer;
 use crate::output::report;
 use crate::session::context::Context;
-use crate::session::moment::{self, LastLines};
+use crate::session::moment::{self, DurationFrom, LastLines};
 use crate::verbs::VerbArgs;
 
 #[derive(Debug, Args)]
 pub(crate) struct Logs {
-    /// A container
-    pub(crate) container: String,
-    /// Follow the output until the container ends
+    /// Containers. With several of them, each line begins with the name of its container
+    #[arg(required = true)]
+    pub(crate) containers: Vec<String>,
+    /// Follow the output until the containers end
     #[arg(short, long)]
     pub(crate) follow: bool,
     /// Print only this many of the last lines, or all
@@ -34,10 +35,11 @@ pub(crate) struct Logs {
     pub(crate) timestamps: bool,
     /// Print output from this time on: a date and time such as 2026-11-30T12:00:00, seconds since 1970, or a duration
     /// before now such as 10m or 1h30m
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     pub(crate) since: Option<String>,
-    /// Print output up to this time
-    #[arg(long, value_name = "TIME")]
+    /// Print output up to this time. A duration such as 10m is the time after now, and -10m before now, as in podman;
+    /// with --follow, the command ends then
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     pub(crate) until: Option<String>,
 }
 
@@ -62,45 +64,79 @@ const LINE_MAX: usize = 1 << 20;
 
 pub(crate) fn logs(context: &Context, args: &Logs) -> anyhow::Result<Answer> {
     let now = moment::now();
-    let time = |option: &str, text: Option<&str>| -> anyhow::Result<Option<String>> {
-        let time = text.map(|text| moment::parse(text, now)).transpose();
+    let time = |option: &str, text: Option<&str>, from| -> anyhow::Result<Option<String>> {
+        let time = text.map(|text| moment::parse(text, now, from)).transpose();
         Ok(time.with_context(|| format!("--{option}"))?.map(time_text))
     };
-    let since = time("since", args.since.as_deref())?;
-    let until = time("until", args.until.as_deref())?;
+    let since = time("since", args.since.as_deref(), DurationFrom::Past)?;
+    let until = time("until", args.until.as_deref(), DurationFrom::Future)?;
     let store = context.open(OpenOptions::read())?;
-    let found = find_container(&store, &args.container)?;
-    let failed = || format!("cannot read the log in {}", found.folder.display());
-    let halves = Halves::open(&found.folder).with_context(failed)?;
-    if halves.is_none() && found.is_created {
-        // It has written nothing yet.
-        return Ok(Answer::Yes);
+    let found = args.containers.iter().map(|name| find_container(&store, name));
+    let found = found.collect::<Result<Vec<_>, _>>()?;
+    let has_prefix = found.len() > 1;
+    let mut logs = Vec::new();
+    for it in found {
+        let shown = ShownRecords {
+            timestamps: args.timestamps,
+            since: since.clone(),
+            until: until.clone(),
+            prefix: if has_prefix { format!("{} ", it.id) } else { String::new() },
+            skipped: 0,
+        };
+        logs.extend(ContainerLog::open(it, args.tail, shown)?);
     }
-    let Some(mut halves) = halves else {
-        bail!("container {} was not started with --detach: it has no log", found.id)
-    };
-    let skipped = match args.tail {
-        Some(LastLines::Count(lines)) => seek_tail(&mut halves, lines).with_context(failed)?,
-        Some(LastLines::All) | None => 0,
-    };
-    let is_past = {
-        let until = until.clone();
-        move || until.as_ref().is_some_and(|until| time_text(moment::now()) > *until)
-    };
-    let shown = ShownRecords { timestamps: args.timestamps, since, until, skipped };
-    let mut printer = LogPrinter::new(shown);
-    if let Some(older) = &mut halves.older {
-        printer.print(older).with_context(failed)?;
-        printer.end_file().with_context(failed)?;
-    }
-    let is_over = || -> anyhow::Result<bool> {
-        if !args.follow || is_past() {
-            return Ok(true);
+    while !logs.is_empty() {
+        let is_past = until.as_ref().is_some_and(|until| time_text(moment::now()) > *until);
+        for log in &mut logs {
+            let is_running = || find_container(&store, &log.id).is_ok_and(|it| it.is_running());
+            // This is checked before the log is read, so that output from before the end is printed.
+            log.is_over = !args.follow || is_past || !is_running();
+            log.printer.step(&log.folder, &mut log.newer, log.is_over)?;
         }
-        Ok(find_container(&store, &found.id).map_or(true, |it| !it.is_running()))
-    };
-    printer.follow(&found.folder, halves.newer, &is_over)?;
+        logs.retain(|it| !it.is_over);
+        if !logs.is_empty() {
+            std::thread::sleep(GLANCE);
+        }
+    }
     Ok(Answer::Yes)
+}
+
+/// The log of a container, whose older half was printed.
+struct ContainerLog {
+    id: String,
+    folder: PathBuf,
+    newer: File,
+    printer: LogPrinter,
+    /// Whether all of it was printed.
+    is_over: bool,
+}
+
+impl ContainerLog {
+    /// Opens the log, and prints its older half. `None` if the container has never been started.
+    fn open(
+        known: KnownContainer,
+        tail: Option<LastLines>,
+        mut shown: ShownRecords,
+    ) -> anyhow::Result<Option<Self>> {
+        let KnownContainer { id, folder, is_created, .. } = known;
+        let failed = || format!("cannot read the log in {}", folder.display());
+        let halves = Halves::open(&folder).with_context(failed)?;
+        if halves.is_none() && is_created {
+            return Ok(None);
+        }
+        let Some(mut halves) = halves else {
+            bail!("container {id} was not started with --detach: it has no log")
+        };
+        if let Some(LastLines::Count(lines)) = tail {
+            shown.skipped = seek_tail(&mut halves, lines).with_context(failed)?;
+        }
+        let mut printer = LogPrinter::new(shown);
+        if let Some(older) = &mut halves.older {
+            printer.print(older).with_context(failed)?;
+            printer.end_file().with_context(failed)?;
+        }
+        Ok(Some(Self { id, folder, newer: halves.newer, printer, is_over: false }))
+    }
 }
 
 /// Prints a log from the position of `newer`, which is its newer half, until `is_over`. `is_over` is called again and
@@ -114,7 +150,16 @@ pub(super) fn follow(
     // The position is the end of the log at an earlier time. The next writer ends a last line without a newline.
     let skipped = usize::from(is_inside_line(&mut newer).with_context(failed)?);
     let shown = ShownRecords { skipped, ..ShownRecords::default() };
-    LogPrinter::new(shown).follow(folder, newer, is_over)
+    let mut printer = LogPrinter::new(shown);
+    loop {
+        // This is checked before the log is read, so that output from before the end is printed.
+        let is_over = is_over()?;
+        printer.step(folder, &mut newer, is_over)?;
+        if is_over {
+            return Ok(());
+        }
+        std::thread::sleep(GLANCE);
+    }
 }
 
 /// Returns whether the byte before the position is not a newline.
@@ -132,6 +177,8 @@ struct ShownRecords {
     /// Times of the first and last records, as in records.
     since: Option<String>,
     until: Option<String>,
+    /// Text before each line.
+    prefix: String,
     /// Number of lines that are left out at the beginning.
     skipped: usize,
 }
@@ -255,34 +302,24 @@ impl LogPrinter {
         lines.flush()
     }
 
-    fn follow(
-        &mut self,
-        folder: &Path,
-        mut newer: File,
-        is_over: &dyn Fn() -> anyhow::Result<bool>,
-    ) -> anyhow::Result<()> {
+    /// Prints the output of a container since the last step. `newer` is the newer half of its log. If the container
+    /// `is_over`, its last line need not have an end.
+    fn step(&mut self, folder: &Path, newer: &mut File, is_over: bool) -> anyhow::Result<()> {
         let failed = || format!("cannot read the log in {}", folder.display());
-        loop {
-            // This is checked before the log is read, so that output from before the end is printed below.
-            let is_over = is_over()?;
-            self.print(&mut newer).with_context(failed)?;
-            // The log of a removed container does not exist any more, but all of it was printed.
-            while let Some(after) = Halves::after(folder, &newer).with_context(failed)? {
-                // Prints the output that was written before this file became the older one.
-                self.print(&mut newer).with_context(failed)?;
+        self.print(newer).with_context(failed)?;
+        // The log of a removed container does not exist any more, but all of it was printed.
+        while let Some(after) = Halves::after(folder, newer).with_context(failed)? {
+            // Prints the output that was written before this file became the older one.
+            self.print(newer).with_context(failed)?;
+            self.end_file().with_context(failed)?;
+            if let Some(mut between) = after.older {
+                self.print(&mut between).with_context(failed)?;
                 self.end_file().with_context(failed)?;
-                if let Some(mut between) = after.older {
-                    self.print(&mut between).with_context(failed)?;
-                    self.end_file().with_context(failed)?;
-                }
-                newer = after.newer;
-                self.print(&mut newer).with_context(failed)?;
             }
-            if is_over {
-                return self.end_file().with_context(failed);
-            }
-            std::thread::sleep(GLANCE);
+            *newer = after.newer;
+            self.print(newer).with_context(failed)?;
         }
+        if is_over { self.end_file().with_context(failed) } else { Ok(()) }
     }
 }
 
@@ -300,11 +337,11 @@ impl LinePrinter {
             LogStream::Output => &mut self.output,
             LogStream::Errors => &mut self.errors,
         };
-        if self.shown.timestamps
-            && !stream.is_inside_line
-            && let Some(time) = record.time
-        {
-            write!(stream.file, "{time} ")?;
+        if !stream.is_inside_line {
+            stream.file.write_all(self.shown.prefix.as_bytes())?;
+            if let Some(time) = record.time.filter(|_| self.shown.timestamps) {
+                write!(stream.file, "{time} ")?;
+            }
         }
         stream.file.write_all(record.content)?;
         if record.ends_line {

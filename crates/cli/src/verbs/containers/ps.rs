@@ -60,6 +60,12 @@ pub(crate) struct Ps {
     /// Print no titles
     #[arg(long)]
     pub(crate) noheading: bool,
+    /// Accepted without effect: all containers of the store are Quire's
+    #[arg(long, hide = true)]
+    pub(crate) external: bool,
+    /// Accepted without effect: each call reads the states
+    #[arg(long, hide = true)]
+    pub(crate) sync: bool,
     /// Show whole commands
     #[arg(long)]
     pub(crate) no_trunc: bool,
@@ -164,7 +170,8 @@ pub(crate) fn ps(context: &Context, args: &Ps) -> anyhow::Result<Answer> {
         found.retain(is_shown);
     }
     let is_short = args.ids || context.quiet;
-    if let Some(form) = args.format.as_deref().filter(|it| !is_short && *it != "table") {
+    // As in podman, a format has precedence over -q.
+    if let Some(form) = args.format.as_deref().filter(|it| *it != "table") {
         return write_form(form, &found, args).map(|()| Answer::Yes);
     }
     let origins = store.as_ref().filter(|_| args.tree || !is_short);
@@ -248,22 +255,19 @@ fn settings(known: &KnownContainer, is_told: &mut bool) -> ListedSettings {
 /// Prints a list by `--format`.
 fn write_form(form: &str, found: &[KnownContainer], args: &Ps) -> anyhow::Result<()> {
     let now = now().0;
-    let mut is_told = false;
+    let (mut is_told, is_json) = (false, template::is_json(form));
     let wants_size = args.size || form.contains(".Size");
     let mut row = |known: &KnownContainer| {
         let settings = settings(known, &mut is_told);
         let written = wants_size.then(|| known.written()).flatten();
         let listed = ListedContainer { known, settings: &settings, written };
-        match form {
-            "json" => listed.json(now),
-            _ => listed.fields(args.no_trunc, now),
-        }
+        if is_json { listed.json(now) } else { listed.fields(args.no_trunc, now) }
     };
     let rows: Vec<Value> = found.iter().map(&mut row).collect();
-    match form {
-        "json" => report::json(&rows),
-        form => template::print_list(form, &rows, &TITLES, args.noheading),
+    if is_json {
+        return report::json(&rows);
     }
+    template::print_list(form, &rows, &TITLES, args.noheading)
 }
 
 impl PsReport {

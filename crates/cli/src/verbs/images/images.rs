@@ -90,27 +90,28 @@ pub(crate) fn all_names(context: &Context) -> anyhow::Result<(NamesOfAll, Vec<Ba
 }
 
 pub(crate) fn list(context: &Context, args: &Images) -> anyhow::Result<Answer> {
-    let mut filters = ListFilters::parse(&args.filter, &KEYS)?;
-    if let Some(image) = &args.image {
-        filters.add("reference", image);
-    }
+    let filters = ListFilters::parse(&args.filter, &KEYS)?;
     let (refs, bad) = all_names(context)?;
     let mut answer = if bad.is_empty() { Answer::Yes } else { Answer::No };
     tell_bad(&bad);
     let listed = |(name, (reference, store))| ListedImage::new(name, reference, store);
     let mut all: Vec<_> = refs.into_iter().map(listed).collect();
     let filters = ImageFilters::new(filters, &all)?;
-    all.retain(|it| filters.fit(it));
+    let is_meant = |it: &ListedImage| args.image.as_ref().is_none_or(|image| it.is_named(image));
+    all.retain(|it| is_meant(it) && filters.fit(it));
     let mut sizes = Sizes::default();
     if let Some(order) = args.sort {
         sort(&mut all, order, |it| sizes.of(it));
     }
-    let printed = if args.ids || context.quiet {
+    let form = args.format.as_deref();
+    let printed = if form.is_some_and(template::is_json) {
+        report::json(&json_of(&all, |it| sizes.of(it)))
+    } else if args.ids || context.quiet {
         let mut seen = BTreeSet::new();
         let ids = all.iter().map(|it| args.id(&it.reference.image));
         let ids: Vec<_> = ids.filter(|it| seen.insert(it.clone())).collect();
         report::lines(ids.iter().map(String::as_str)).map(drop)
-    } else if let Some(form) = args.format.as_deref().filter(|it| *it != "table") {
+    } else if let Some(form) = form.filter(|it| *it != "table") {
         write_form(form, &all, args, &mut sizes)
     } else {
         let rows: Vec<_> = all.iter().map(|it| NameReport::sound(it, &mut sizes)).collect();
@@ -155,11 +156,8 @@ fn write_form(
     args: &Images,
     sizes: &mut Sizes,
 ) -> anyhow::Result<()> {
-    if form == "json" {
-        return report::json(&json_of(all, |it| sizes.of(it)));
-    }
     let now = now().0;
-    let wants_size = form.contains("Size") || form.contains("json");
+    let wants_size = form.contains("Size");
     let row = |it: &ListedImage| {
         let bytes = if wants_size { sizes.of(it) } else { None };
         it.fields(args.no_trunc, now, bytes)

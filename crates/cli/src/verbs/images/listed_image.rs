@@ -14,7 +14,7 @@ use transfer::StoredImage;
 use crate::output::list_filter::ListFilters;
 use crate::output::podman_text::{go_time, human_duration, human_size};
 use crate::output::report;
-use crate::session::moment;
+use crate::session::moment::{self, DurationFrom};
 use crate::session::resolve::resolve;
 
 /// Keys of `--filter`.
@@ -32,12 +32,7 @@ pub(super) const KEYS: [&str; 10] = [
 ];
 
 /// Titles of fields that differ from their names.
-pub(super) const TITLES: [(&str, &str); 4] = [
-    ("ID", "IMAGE ID"),
-    ("CreatedSince", "CREATED"),
-    ("CreatedTime", "CREATED"),
-    ("VirtualSize", "SIZE"),
-];
+pub(super) const TITLES: [(&str, &str); 2] = [("ID", "IMAGE ID"), ("ReadOnly", "R/O")];
 
 /// Orders of a list of images.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -97,6 +92,11 @@ impl ListedImage {
     /// Returns the name without its tag, and the tag.
     fn repository_and_tag(&self) -> (&str, &str) {
         repository_and_tag(self.name.as_str())
+    }
+
+    /// Returns whether a pattern matches the name, as the filter `reference` does.
+    pub(super) fn is_named(&self, pattern: &str) -> bool {
+        matches(pattern, self.name.as_str(), self.digest().as_deref())
     }
 
     /// Returns the fields for templates, at the time `now` in seconds since 1970. `bytes` is the size.
@@ -201,9 +201,10 @@ impl ImageFilters {
     /// Prepares filters of all images.
     pub(super) fn new(filters: ListFilters, all: &[ListedImage]) -> anyhow::Result<Self> {
         let now = moment::now();
-        let until = filters
-            .values("until")
-            .map(|text| moment::parse(text, now).with_context(|| format!("--filter until={text}")));
+        let until = filters.values("until").map(|text| {
+            moment::parse(text, now, DurationFrom::Past)
+                .with_context(|| format!("--filter until={text}"))
+        });
         let until = until.collect::<anyhow::Result<Vec<_>>>()?.into_iter().max();
         let times = |key: &str| {
             filters.values(key).map(|name| created(all, name)).collect::<anyhow::Result<Vec<_>>>()
@@ -221,6 +222,7 @@ impl ImageFilters {
         Ok(Self { filters, before, since, until, dangling, readonly })
     }
 
+    /// Returns whether an image fits all filters.
     pub(super) fn fit(&self, image: &ListedImage) -> bool {
         let filters = &self.filters;
         let id = image.reference.image.to_string();
@@ -233,8 +235,7 @@ impl ImageFilters {
             && self.readonly.is_none_or(|it| it != image.store.is_own())
             && filters.fits("id", |it| id.starts_with(it))
             && filters.fits("digest", |it| image.digest().is_some_and(|has| has.starts_with(it)))
-            && filters
-                .fits("reference", |it| matches(it, image.name.as_str(), image.digest().as_deref()))
+            && filters.fits("reference", |it| image.is_named(it))
             && (self.before.is_empty() || self.before.iter().any(|it| created < *it))
             && (self.since.is_empty() || self.since.iter().any(|it| created > *it))
             && self.until.is_none_or(|it| i128::from(created) * 1_000_000_000 <= it)

@@ -24,8 +24,8 @@ const NAMES: &[(&[&str], &str, &[NameKind])] = &[
     (&["diff"], "old", &[Image, Container]),
     (&["diff"], "new", &[Image]),
     (&["export"], "name", &[Image, Container]),
-    (&["exec", "logs", "commit", "fork", "rollback"], "container", &[Container]),
-    (&["start", "restart", "stop", "wait"], "containers", &[Container]),
+    (&["exec", "commit", "fork", "rollback"], "container", &[Container]),
+    (&["start", "restart", "stop", "wait", "logs"], "containers", &[Container]),
     (&["rm"], "names", &[Container]),
 ];
 

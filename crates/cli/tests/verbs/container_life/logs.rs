@@ -141,7 +141,10 @@ fn lines_have_their_time_and_stream() {
         check(&format!("--until {}", of_output[0]), "one\n");
         check("--since 1h --until 1s -n 0", "");
         check("--since 1h --tail all", "one\nthree\nno end");
-        check("--until 1h --tail -1", "");
+        // As in podman, a duration of `--until` is the time after now.
+        check("--until 1h --tail -1", "one\nthree\nno end");
+        check("--until -1h", "");
+        check("--since -1h", "");
         check("--tail 2", "three\nno end");
     }
     for (options, expect) in [
@@ -177,4 +180,33 @@ fn old_and_damaged_logs_are_read() {
     place.out("start old");
     place.out("wait old");
     assert_eq!(place.out("logs --tail 2 old"), "again\nagain\n");
+}
+
+#[test]
+fn several_logs_have_names() {
+    let Some(place) = place() else { return };
+    let _guards = ["first", "second", "never"].map(|it| Rm(&place, it));
+    start(&place, &["--name", "first"], "echo a; echo error >&2; echo b");
+    start(&place, &["--name", "second"], "printf c; sleep 0.2; echo d");
+    place.out("create --name never a true");
+    place.out("wait first second");
+    let ran = place.run("logs first second never");
+    assert_eq!(
+        (ran.out.as_str(), ran.err.as_str()),
+        ("first a\nfirst b\nsecond cd\n", "first error\n")
+    );
+    assert_eq!(place.out("logs -n 1 -f second first").lines().count(), 2);
+    let ran = place.run("logs first nothing");
+    assert_eq!((ran.code, ran.out.as_str()), (Some(3), ""), "{}", ran.err);
+}
+
+/// As in podman, `--until` ends a command that follows.
+#[test]
+fn a_follower_ends_at_a_time() {
+    let Some(place) = place() else { return };
+    let _guard = Rm(&place, "endless");
+    start(&place, &["--name", "endless"], "while :; do echo tick; sleep 0.05; done");
+    let shown = place.out("logs --follow --until 0.5s endless");
+    assert!(shown.lines().count() > 1 && shown.lines().all(|it| it == "tick"), "{shown}");
+    assert_eq!(place.out("ps -q"), "endless\n");
 }

@@ -10,12 +10,11 @@ use crate::output::report;
 use crate::verbs::containers::ps::ports::PortsReport;
 
 /// Titles of fields that differ from their names.
-pub(super) const TITLES: [(&str, &str); 5] = [
+pub(super) const TITLES: [(&str, &str); 4] = [
     ("ID", "CONTAINER ID"),
-    ("CreatedAt", "CREATED"),
     ("CreatedHuman", "CREATED"),
-    ("RunningFor", "CREATED"),
-    ("StartedAt", "STARTED"),
+    ("Pod", "POD ID"),
+    ("PodName", "PODNAME"),
 ];
 
 /// A container, with its settings.

@@ -11,7 +11,7 @@ use regex_lite::Regex;
 use store::{RefName, Store};
 
 use crate::output::list_filter::{ListFilters, any_matches};
-use crate::session::moment;
+use crate::session::moment::{self, DurationFrom};
 use crate::session::resolve::resolve;
 use crate::verbs::containers::ps::row::{network, state};
 
@@ -114,9 +114,10 @@ impl ContainerFilters {
         };
         let exited = filters.values("exited").map(code).collect::<anyhow::Result<Vec<_>>>()?;
         let now = moment::now();
-        let until = filters
-            .values("until")
-            .map(|text| moment::parse(text, now).with_context(|| format!("--filter until={text}")));
+        let until = filters.values("until").map(|text| {
+            moment::parse(text, now, DurationFrom::Past)
+                .with_context(|| format!("--filter until={text}"))
+        });
         let until: Vec<_> = until.collect::<anyhow::Result<_>>()?;
         let created = |key: &str| -> anyhow::Result<Vec<_>> {
             let Some(store) = store else { return Ok(Vec::new()) };
