@@ -4,7 +4,8 @@
 //! outside of actions, a newline after each row, and functions such as `json` and `join`. Sources: podman,
 //! `pkg/report/template.go` and `formatter.go` of containers/common.
 //!
-//! A template comes from the command line. Its values may come from images and containers, so the output goes to a
+//! A template comes from the user who runs the command. Its depth, rounds and output are limited, but not the memory of
+//! a variable that it doubles again and again. Its values may come from images and containers, so the output goes to a
 //! terminal only through [`print()`].
 
 mod values;
