@@ -31,7 +31,6 @@ pub(crate) fn human_size(bytes: u64, space: &str) -> String {
     const UNITS: [&str; 7] = ["B", "kB", "MB", "GB", "TB", "PB", "EB"];
     /// From here on, three digits round to the next unit.
     const NEXT: f64 = 999.5;
-    #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
     let mut size = bytes as f64;
     let mut unit = 0;
     while size >= NEXT && unit + 1 < UNITS.len() {
