@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum, ValueHint};
 
+mod changes;
 mod containers;
 mod cpu;
 pub(crate) mod limits;
@@ -20,6 +21,7 @@ pub(crate) mod userns;
 mod volumes;
 pub(crate) mod writable;
 
+pub(crate) use changes::ChangeOptions;
 pub(crate) use containers::{ContainerOptions, Ids, LogSize, NetworkKind, Program, Tty};
 
 pub(crate) use memory::{WARM, Warm};

@@ -1,4 +1,4 @@
-//! The clock from which the kernel takes the times of files.
+//! The clock from which the kernel takes the times of files, and logs the times of records.
 #![expect(unsafe_code, reason = "rustix has clocks only with a feature that nothing else needs")]
 
 use std::sync::OnceLock;
@@ -8,6 +8,12 @@ use std::sync::OnceLock;
 pub fn last_tick() -> i128 {
     // Without the clock, every change counts as recent.
     read(libc::CLOCK_REALTIME_COARSE).unwrap_or(i128::MIN)
+}
+
+/// Time of day, in nanoseconds since 1970.
+#[must_use]
+pub fn now() -> i128 {
+    read(libc::CLOCK_REALTIME).unwrap_or_else(last_tick)
 }
 
 /// Time of a clock, in nanoseconds.

@@ -4,7 +4,9 @@
 
 pub mod chunked;
 pub mod commit;
+mod config_change;
 pub mod derive;
+pub mod directory_layer;
 pub mod evidence;
 pub mod export;
 pub mod import;

@@ -25,6 +25,11 @@ impl Write for Output {
     }
 }
 
+/// Returns standard error with a buffer, for output of a container. Other threads can write to it at the same time.
+pub(crate) fn standard_error() -> impl Write {
+    io::BufWriter::with_capacity(64 << 10, io::stderr())
+}
+
 /// Wraps an error of standard output. The cause is in the text, because as `source` it would look like an error of
 /// the store.
 fn blame(error: &io::Error) -> io::Error {

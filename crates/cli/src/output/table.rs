@@ -12,7 +12,7 @@ const GAP: usize = 2;
 const LEAST: usize = 12;
 
 /// Prints rows in aligned columns. The columns with an index in `right` are aligned to the right. On a terminal that is
-/// too narrow, long cells continue on the next line.
+/// too narrow, long cells continue on the next line. If all titles are empty, there is no line of titles.
 pub(crate) fn print(
     out: &mut dyn Write,
     head: &[&str],
@@ -57,7 +57,8 @@ fn print_within(
         narrow(&mut widths, &least, columns);
     }
     let head: Vec<String> = head.iter().map(|it| (*it).to_owned()).collect();
-    for row in std::iter::once(&head).chain(&rows) {
+    let titles = head.iter().any(|it| !it.is_empty()).then_some(&head);
+    for row in titles.into_iter().chain(&rows) {
         let cells = row.iter().zip(&widths).map(|(cell, width)| wrap(cell, *width));
         let cells: Vec<_> = cells.collect();
         for at in 0..cells.iter().map(Vec::len).max().unwrap_or(0) {
@@ -103,6 +104,7 @@ mod tests {
     fn cells_are_aligned_and_plain() {
         check(None, &["A", "B"], &["\x1b[2J", "x"], &[], "A          B\n\\u{1b}[2J  x\n");
         check(None, &["A", "SIZE"], &["x", "1"], &[1], "A  SIZE\nx     1\n");
+        check(None, &["", ""], &["x", "1"], &[], "x  1\n");
     }
 
     #[test]

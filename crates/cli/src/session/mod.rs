@@ -1,4 +1,4 @@
-//! Shared parts of verbs: the context with the store, names, policies, hints, signals and output files, and the user
+//! Shared parts of verbs: the context with the store, names, times, policies, hints, signals and output files, and the user
 //! namespace, cgroup and mounts of users without root.
 
 pub(crate) mod accounts;
@@ -7,6 +7,7 @@ pub(crate) mod failure;
 pub(crate) mod forms;
 pub(crate) mod hints;
 pub(crate) mod layers;
+pub(crate) mod moment;
 pub(crate) mod option_file;
 pub(crate) mod output_file;
 pub(crate) mod own_namespace;

@@ -196,15 +196,7 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
         &["-d", "--detach"],
         "exec waits for the command: use `quire exec CONTAINER sh -c 'COMMAND >/dev/null 2>&1 &'`",
     ),
-    (&["ps", "images"], &["-f", "--filter", "--format"], "use --json, and jq"),
-    (&["ps"], &["-l", "--latest", "-n", "--last"], "use --json, and jq"),
     (&["show"], &["-f", "--format"], "use --json, and jq"),
-    (
-        &["logs"],
-        &["-t", "--timestamps", "--since", "--until"],
-        "a log has no times: use --tail LINES, or let the program print times",
-    ),
-    (&["images"], &["-n", "--noheading"], "use --json, and jq"),
     (
         &["push"],
         &["--sign-by", "--sign-by-sigstore"],
@@ -318,11 +310,6 @@ pub(crate) fn advice(error: &clap::Error, line: &UnusedLine) -> Option<String> {
                 return without_value(&option, &value);
             }
             let verb = line.verb();
-            if verb == Some("images") && !option.starts_with('-') {
-                return Some(format!(
-                    "images lists all images: `quire show {option}` describes one"
-                ));
-            }
             let advice = of_option(verb, option)?;
             Some(format!("unknown option {option}: {advice}"))
         }

@@ -21,16 +21,17 @@ use crate::bundle::security::{of_caller, of_user};
 use crate::bundle::spec::{RuntimeSpec, SpecProcess, SpecUser};
 use crate::bundle::user::User;
 use crate::bundle::{Home, Terminal};
-use crate::folder::{EXEC, LOG, OVER, PID, RUNTIME_LOG, RUNTIME_PATH, UNWANTED};
+use crate::folder::{EXEC, OVER, PID, RUNTIME_LOG, RUNTIME_PATH, UNWANTED};
 use crate::life::causes;
 use crate::life::init_signals::Terms;
-use crate::life::log::{Log, add_sentence};
+use crate::life::log::record::LogStream;
+use crate::life::log::{Log, add_sentence, newer_text};
 use crate::life::monitor::{DISCONNECTED, Deadline, Prepared, RunError, Start, prepare};
 use crate::life::state::{Code, End, State, StateBefore};
 use crate::plan::Stop;
 use crate::runtime::call::{
     ANSWER, Asked, DELETION, HeldFolder, KILLING, add_log, ask, chain, command, complaint,
-    complaints, enter,
+    complaints, complaints_in, enter,
 };
 use crate::runtime::gvisor_stdio::{Pump, Streams};
 use crate::runtime::program::{NamedProgram, Refusal, Within};
@@ -74,10 +75,13 @@ pub fn watch(
     let before = MountsBefore::open();
     let Prepared { doubt, lesson, connection } = prepare(&start)?;
     let mut written = Log::open(start.folder, start.log_size).map_err(write_failed)?;
-    let (reader, output) = io::pipe().map_err(write_failed)?;
+    let (output_reader, output) = io::pipe().map_err(write_failed)?;
+    let (error_reader, errors) = io::pipe().map_err(write_failed)?;
     if let Some((user, group)) = start.owner {
-        // Otherwise a program could not open its own `/dev/stdout`.
-        std::os::unix::fs::fchown(&output, Some(user), Some(group)).map_err(write_failed)?;
+        for pipe in [&output, &errors] {
+            // Otherwise a program could not open its own `/dev/stdout`.
+            std::os::unix::fs::fchown(pipe, Some(user), Some(group)).map_err(write_failed)?;
+        }
     }
     let mut run = command(start.runtime, start.folder);
     let log = start.folder.join(RUNTIME_LOG);
@@ -94,15 +98,15 @@ pub fn watch(
         Some(_) => run.stdin(io::pipe().map_err(write_failed)?.0),
         None => run.stdin(Stdio::null()),
     };
-    run.stdout(output.try_clone().map_err(write_failed)?).stderr(output);
+    run.stdout(output).stderr(errors);
     let setup =
         Setup { signals: Some(start.signals), keep: start.lock.as_slice(), ..Setup::default() };
     let runtime = kernel::process::spawn(run, &setup).map_err(runtime_failed)?;
-    let sink = move |bytes: &[u8]| {
-        written.write(bytes);
+    let sink = move |pipe: usize, bytes: &[u8]| {
+        written.write(if pipe == 0 { LogStream::Output } else { LogStream::Errors }, bytes);
         Ok(())
     };
-    let mut pump = Pump::new(reader, sink).map_err(write_failed)?;
+    let mut pump = Pump::new(vec![output_reader, error_reader], sink).map_err(write_failed)?;
     let arrival = pump.arrival().map_err(write_failed)?;
     // The command that waits for the start may have given up.
     let mut is_unwanted = false;
@@ -123,9 +127,8 @@ pub fn watch(
     let (Exit::Code(0), Some(pid)) = (exit, pid) else {
         pump.finish().map_err(write_failed)?;
         // The runtime reports errors in its options before it opens its log.
-        let message = [log, start.folder.join(LOG)]
-            .iter()
-            .find_map(|it| complaint(&complaints(it), start.runtime.kind));
+        let message = complaint(&complaints(&log), start.runtime.kind)
+            .or_else(|| complaint(&complaints_in(&newer_text(start.folder)), start.runtime.kind));
         let message = message.unwrap_or_else(|| "it gave no reason".to_owned());
         let cause = causes::likely(start.runtime, &start.spec.process.rlimits, &message);
         let runtime = start.runtime.path.display().to_string();

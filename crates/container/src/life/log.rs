@@ -11,27 +11,42 @@
 //! 3. The empty file replaces the newer one.
 //!
 //! So the newer file always exists, and a reader finds each half once. When the log is opened for writing, an
-//! interrupted rotation is completed.
+//! interrupted rotation is completed, and a record that was cut short by the death of the writer becomes a line.
+
+pub mod record;
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Write as _};
 use std::num::NonZeroU64;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::folder::{LOG, LOG_NEXT, LOG_OLDER, LOG_TURNING};
+use crate::life::log::record::{
+    HEAD, LinePiece, LogRecord, LogStream, RecordBatch, pieces, time_text,
+};
 
 /// Default limit of a log, in bytes: enough for days of a server's messages, while a thousand logs take at most 64
 /// GiB.
 pub const SIZE: NonZeroU64 = NonZeroU64::new(64 << 20).expect("not zero");
+
+/// Maximum content of a record, in bytes. Longer lines have several records, as in Docker, so that readers need little
+/// memory.
+const CONTENT_MAX: usize = 16 << 10;
+
+/// Length from which records are written, in bytes.
+const BATCH: usize = 64 << 10;
 
 /// A log that is open for writing.
 #[derive(Debug)]
 pub(crate) struct Log {
     folder: PathBuf,
     file: File,
+    /// Length of the newer file without notes, in bytes.
     length: u64,
+    /// Number of the container's bytes in the newer file.
+    content: u64,
     /// Maximum length of each file, in bytes.
     half: u64,
     /// Number of lost bytes of the container that notes in the log do not count yet.
@@ -45,87 +60,107 @@ pub(crate) struct Log {
 impl Log {
     /// Opens or creates the log in a container's folder. `most` is the size limit in bytes; `None` means no limit.
     pub(crate) fn open(folder: &Path, most: Option<NonZeroU64>) -> io::Result<Self> {
-        let file = File::options().create(true).append(true).open(folder.join(LOG))?;
+        let mut file = open_end(folder, IfAbsent::Create)?;
+        // A full disk must not prevent the start of a container. Then the first record continues the last line.
+        drop(end_line(&mut file));
         let length = file.metadata()?.len();
         let half = most.map_or(u64::MAX, |most| most.get().div_ceil(2));
-        let mut log =
-            Self { folder: folder.to_owned(), file, length, half, lost: 0, told: 0, notes: 0 };
+        let (folder, content) = (folder.to_owned(), length);
+        let mut log = Self { folder, file, length, content, half, lost: 0, told: 0, notes: 0 };
         // Removes the remains of an interrupted rotation.
         log.remove_names();
-        let older = open(folder, LOG_OLDER)?;
+        let older = open(&log.folder, LOG_OLDER)?;
         if older.is_some_and(|older| is_same(&older, &log.file).unwrap_or_default()) {
             log.begin()?;
         }
         Ok(log)
     }
 
-    /// Appends to the log. Bytes for which a full disk has no space are lost, and a note about this is added to the
-    /// log as soon as there is space for it.
-    pub(crate) fn write(&mut self, mut bytes: &[u8]) {
-        while !bytes.is_empty() {
-            self.tell();
-            let room = self.half.saturating_sub(self.length);
-            let fits = usize::try_from(room).map_or(bytes.len(), |room| room.min(bytes.len()));
-            let (mut now, mut later) = bytes.split_at(fits);
-            if !later.is_empty() {
-                // Splits the data at the end of a line. If a line does not fit, splits before it, unless the line
-                // would be the first in its file.
-                match now.iter().rposition(|it| *it == b'\n') {
-                    Some(end) => (now, later) = bytes.split_at(end + 1),
-                    None if self.length > 0 => (now, later) = bytes.split_at(0),
-                    None => {}
-                }
+    /// Appends output of a stream to the log. Bytes for which a full disk has no space are lost, and a note about this
+    /// is added to the log as soon as there is space for it.
+    pub(crate) fn write(&mut self, stream: LogStream, bytes: &[u8]) {
+        let time = time_text(kernel::clock::now());
+        let space = self.half.saturating_sub(HEAD as u64 + 1);
+        let most = usize::try_from(space).map_or(CONTENT_MAX, |space| space.min(CONTENT_MAX));
+        let mut batch = RecordBatch::default();
+        for piece in pieces(bytes, most) {
+            let is_wide = |log: &Self, batch: &RecordBatch| {
+                let length = log.length + batch.text.len() as u64;
+                piece.record_length() > log.half.saturating_sub(length)
+            };
+            if batch.text.len() >= BATCH || is_wide(self, &batch) {
+                self.put(&mut batch);
             }
-            match self.file.write_all(now) {
-                Ok(()) => self.length += now.len() as u64,
-                Err(error) => {
-                    tracing::debug!(%error, "lost a part of the container's output");
-                    // A part may have been written.
-                    let length = self.found();
-                    self.lost +=
-                        (now.len() as u64).saturating_sub(length.saturating_sub(self.length));
-                    self.length = length;
-                    if now.len() == bytes.len() {
-                        return;
-                    }
-                }
+            // A record that does not fit into an empty file is written all the same.
+            if self.length > 0 && is_wide(self, &batch) && !self.make_room() {
+                self.lost += piece.length();
+                continue;
             }
-            if !later.is_empty() && self.turn().is_err() {
-                // Without a second file, the first file is truncated, so that it does not grow.
-                match self.file.set_len(0) {
-                    Ok(()) => {
-                        self.lost += self.length + self.told;
-                        (self.length, self.told, self.notes) = (0, 0, 0);
-                    }
-                    Err(_) => return self.lost += later.len() as u64,
-                }
-            }
-            bytes = later;
+            batch.add(&time, stream, &piece);
         }
+        self.put(&mut batch);
     }
 
-    /// Writes a note that counts the lost bytes. The note may be inside a line whose rest is lost.
+    /// Writes records, and removes one that was only partly written.
+    fn put(&mut self, batch: &mut RecordBatch) {
+        if batch.text.is_empty() {
+            return;
+        }
+        self.tell();
+        match self.file.write_all(&batch.text) {
+            Ok(()) => {
+                self.length += batch.text.len() as u64;
+                self.content += batch.content();
+            }
+            Err(error) => {
+                tracing::debug!(%error, "lost a part of the container's output");
+                let written = self.found().saturating_sub(self.length);
+                let (whole, content) = batch.whole(written);
+                let end = self.length + whole + self.notes;
+                let is_cut = whole == written || self.file.set_len(end).is_ok();
+                self.length += if is_cut { whole } else { written };
+                self.content += content;
+                self.lost += batch.content() - content;
+            }
+        }
+        batch.clear();
+    }
+
+    /// Starts a new file. Without a second file, the first file is truncated, so that it does not grow. Returns whether
+    /// the file has room.
+    fn make_room(&mut self) -> bool {
+        if self.turn().is_ok() {
+            return true;
+        }
+        let is_empty = self.file.set_len(0).is_ok();
+        if is_empty {
+            self.lost += self.content + self.told;
+            (self.length, self.content, self.told, self.notes) = (0, 0, 0, 0);
+        }
+        is_empty
+    }
+
+    /// Writes a note that counts the lost bytes.
     fn tell(&mut self) {
         if self.lost == 0 {
             return;
         }
         let lost = self.lost;
-        let note = format!(
-            "\nquire: {lost} bytes of the container's output are lost, because the disk refused \
-            them\n"
-        );
-        match self.file.write_all(note.as_bytes()) {
+        let note = sentence(&format!(
+            "{lost} bytes of the container's output are lost, because the disk refused them"
+        ));
+        let before = self.file.metadata().map(|it| it.len());
+        match self.file.write_all(&note) {
             Ok(()) => {
                 self.notes += note.len() as u64;
                 (self.told, self.lost) = (self.told + lost, 0);
             }
-            // A note that was only partly written counts as data of the container.
-            Err(_) => self.length = self.found(),
+            // A part of the note may have been written.
+            Err(_) => drop(before.and_then(|length| self.file.set_len(length))),
         }
     }
 
-    /// Returns the number of the container's bytes in the newer file. Notes do not count, so that a small log has
-    /// space for them.
+    /// Returns the length of the newer file. Notes do not count, so that a small log has space for them.
     fn found(&self) -> u64 {
         self.file.metadata().map_or(self.length, |it| it.len().saturating_sub(self.notes))
     }
@@ -163,7 +198,8 @@ impl Log {
             file => file?,
         };
         std::fs::rename(next, self.folder.join(LOG))?;
-        (self.file, self.length, self.told, self.notes) = (file, 0, 0, 0);
+        (self.file, self.length, self.content) = (file, 0, 0);
+        (self.told, self.notes) = (0, 0);
         Ok(())
     }
 
@@ -181,8 +217,56 @@ impl Log {
 
 /// Appends a sentence to the container's log. Returns whether there was space for it.
 pub(crate) fn add_sentence(folder: &Path, text: &str) -> bool {
-    let log = File::options().append(true).open(folder.join(LOG));
-    log.and_then(|mut log| log.write_all(format!("quire: {text}\n").as_bytes())).is_ok()
+    let add = |mut file: File| {
+        end_line(&mut file)?;
+        file.write_all(&sentence(text))
+    };
+    open_end(folder, IfAbsent::Refuse).and_then(add).is_ok()
+}
+
+/// Returns the record of a sentence by Quire, which is part of the container's errors.
+fn sentence(text: &str) -> Vec<u8> {
+    let text = format!("quire: {}", text.replace('\n', " "));
+    let mut batch = RecordBatch::default();
+    let piece = LinePiece { content: text.as_bytes(), ends_line: true };
+    batch.add(&time_text(kernel::clock::now()), LogStream::Errors, &piece);
+    batch.text
+}
+
+/// Whether a missing log is created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum IfAbsent {
+    Create,
+    Refuse,
+}
+
+/// Opens the newer file for appending.
+fn open_end(folder: &Path, absent: IfAbsent) -> io::Result<File> {
+    let mut options = File::options();
+    options.read(true).append(true).create(absent == IfAbsent::Create).open(folder.join(LOG))
+}
+
+/// Ends a last line that lacks its newline: a record of a writer that was killed, or output that Quire 0.1 wrote.
+fn end_line(file: &mut File) -> io::Result<()> {
+    let Some(last) = file.metadata()?.len().checked_sub(1) else { return Ok(()) };
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, last)?;
+    if byte == *b"\n" { Ok(()) } else { file.write_all(b"\n") }
+}
+
+/// Returns the text of the newer file, without the heads of records. Empty if it cannot be read.
+#[must_use]
+pub fn newer_text(folder: &Path) -> String {
+    let bytes = std::fs::read(folder.join(LOG)).unwrap_or_default();
+    let mut text = String::new();
+    for line in bytes.split_inclusive(|it| *it == b'\n') {
+        let record = LogRecord::parse(line.strip_suffix(b"\n").unwrap_or(line));
+        text.push_str(&String::from_utf8_lossy(record.content));
+        if record.ends_line {
+            text.push('\n');
+        }
+    }
+    text
 }
 
 impl Drop for Log {
@@ -263,22 +347,39 @@ mod tests {
 
     use super::*;
 
+    /// Length of a record with nine bytes.
+    const NINE: u64 = 50;
+
+    /// Returns the contents of records, which are whole.
+    fn plain(text: &str) -> String {
+        assert!(text.is_empty() || text.ends_with('\n'), "{text:?}");
+        let mut plain = String::new();
+        for line in text.lines() {
+            let record = LogRecord::parse(line.as_bytes());
+            assert!(record.time.is_some(), "{line}");
+            plain.push_str(std::str::from_utf8(record.content).unwrap());
+            plain.push_str(if record.ends_line { "\n" } else { "" });
+        }
+        plain
+    }
+
     /// Returns the contents of the older and the newer half, as a reader finds them.
     fn found(folder: &Path) -> [String; 2] {
-        let text = |file: File| io::read_to_string(file).unwrap();
+        let text = |file: File| plain(&io::read_to_string(file).unwrap());
         let Halves { older, newer } = Halves::open(folder).unwrap().unwrap();
         [older.map(text).unwrap_or_default(), text(newer)]
     }
 
     fn texts(folder: &Path) -> [String; 2] {
-        [LOG_OLDER, LOG].map(|it| std::fs::read_to_string(folder.join(it)).unwrap_or_default())
+        [LOG_OLDER, LOG]
+            .map(|it| plain(&std::fs::read_to_string(folder.join(it)).unwrap_or_default()))
     }
 
     /// Returns a log with a full newer half.
     fn full() -> (tempfile::TempDir, Log) {
         let folder = tempfile::tempdir().unwrap();
-        let mut log = Log::open(folder.path(), NonZeroU64::new(20)).unwrap();
-        log.write(b"older 678\nnewer 678\n");
+        let mut log = Log::open(folder.path(), NonZeroU64::new(2 * NINE)).unwrap();
+        log.write(LogStream::Output, b"older 678\nnewer 678\n");
         assert_eq!(texts(folder.path()), ["older 678\n", "newer 678\n"]);
         (folder, log)
     }
@@ -309,15 +410,15 @@ mod tests {
             assert_eq!(found(folder.path()), expect);
             assert!(Halves::after(folder.path(), &following.newer).unwrap().is_none());
             // The next writer completes the rotation.
-            let mut log = Log::open(folder.path(), NonZeroU64::new(20)).unwrap();
+            let mut log = Log::open(folder.path(), NonZeroU64::new(2 * NINE)).unwrap();
             let finished = found(folder.path());
             assert_eq!(finished.concat(), expect.concat());
             assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
-            log.write(b"next\n");
+            log.write(LogStream::Output, b"next\n");
             assert_eq!(found(folder.path()), ["newer 678\n", "next\n"]);
             let after = Halves::after(folder.path(), &following.newer).unwrap().unwrap();
             assert!(after.older.is_none(), "it was read");
-            assert_eq!(io::read_to_string(after.newer).unwrap(), "next\n");
+            assert_eq!(plain(&io::read_to_string(after.newer).unwrap()), "next\n");
         }
     }
 
@@ -326,19 +427,19 @@ mod tests {
     fn what_stands_in_the_way_costs_no_more_than_a_half() {
         for name in [LOG_OLDER, LOG_NEXT, LOG_TURNING] {
             let folder = tempfile::tempdir().unwrap();
-            let mut log = Log::open(folder.path(), NonZeroU64::new(20)).unwrap();
+            let mut log = Log::open(folder.path(), NonZeroU64::new(2 * NINE)).unwrap();
             std::fs::create_dir(folder.path().join(name)).unwrap();
             let mut newer = String::new();
             for lost in [10, 30, 50] {
-                log.write(b"first 678\nnewer 678\n");
+                log.write(LogStream::Output, b"first 678\nnewer 678\n");
                 newer = format!(
-                    "\nquire: {lost} bytes of the container's output are lost, because the disk \
+                    "quire: {lost} bytes of the container's output are lost, because the disk \
                      refused them\nnewer 678\n"
                 );
                 assert_eq!(found(folder.path()), ["", &newer], "{name}");
             }
             std::fs::remove_dir(folder.path().join(name)).unwrap();
-            log.write(b"last\n");
+            log.write(LogStream::Output, b"last\n");
             assert_eq!(found(folder.path()), [&newer, "last\n"], "{name}");
         }
     }
@@ -348,15 +449,16 @@ mod tests {
     fn who_reads_meanwhile_misses_no_half_and_sees_none_twice() {
         const LINES: u64 = 10_000;
         let folder = tempfile::tempdir().unwrap();
-        // A half holds ten lines of ten bytes.
-        let mut log = Log::open(folder.path(), NonZeroU64::new(200)).unwrap();
+        // A half holds ten records.
+        let mut log = Log::open(folder.path(), NonZeroU64::new(20 * NINE)).unwrap();
         let written = AtomicU64::new(0);
-        let numbers =
-            |text: &str| -> Vec<u64> { text.lines().map(|it| it.parse().unwrap()).collect() };
+        let numbers = |text: &str| -> Vec<u64> {
+            plain(text).lines().map(|it| it.parse().unwrap()).collect()
+        };
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for number in 1..=LINES {
-                    log.write(format!("{number:09}\n").as_bytes());
+                    log.write(LogStream::Output, format!("{number:09}\n").as_bytes());
                     written.store(number, Ordering::SeqCst);
                 }
             });
@@ -389,7 +491,7 @@ mod tests {
         let other = folder.path().join("other");
         std::fs::write(&other, "others'").unwrap();
         std::os::unix::fs::symlink(&other, folder.path().join(LOG_NEXT)).unwrap();
-        log.write(b"012345678\nnew\n");
+        log.write(LogStream::Output, b"012345678\nnew\n");
         assert_eq!(std::fs::read_to_string(&other).unwrap(), "others'");
         assert_eq!(texts(folder.path()), ["012345678\n", "new\n"]);
         assert!(!folder.path().join(LOG_NEXT).exists());
@@ -400,21 +502,86 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let open = |most| Log::open(folder.path(), NonZeroU64::new(most)).unwrap();
         let check = |older: &str, newer: &str| assert_eq!(texts(folder.path()), [older, newer]);
-        let mut log = open(20);
-        log.write(b"one\ntwo\n");
+        let mut log = open(200);
+        log.write(LogStream::Output, b"one\ntwo\n");
         check("", "one\ntwo\n");
-        log.write(b"three\n");
+        log.write(LogStream::Output, b"three\n");
         check("one\ntwo\n", "three\n");
         // The next writer determines the current length.
-        let mut log = open(20);
-        log.write(b"4\nfive\n");
+        let mut log = open(200);
+        log.write(LogStream::Output, b"4\nfive\n");
         check("three\n4\n", "five\n");
         // A line that is longer than a half is split.
-        log.write(b"0123456789abcdefghijklmnopqrstuvwxyz\n");
-        check("klmnopqrst", "uvwxyz\n");
+        let part = 100 - HEAD - 1;
+        let (second, rest) = ("b".repeat(part), "c".repeat(10));
+        let line = format!("{}{second}{rest}\n", "a".repeat(part));
+        log.write(LogStream::Output, line.as_bytes());
+        check(&second, &format!("{rest}\n"));
         let mut log = open(0);
-        log.write(&[b'x'; 100]);
-        assert_eq!(texts(folder.path())[1].len(), 107);
+        log.write(LogStream::Output, &[b'x'; 100]);
+        check(&second, &format!("{rest}\n{}", "x".repeat(100)));
+    }
+
+    #[test]
+    fn a_long_line_has_several_records() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut log = Log::open(folder.path(), Some(SIZE)).unwrap();
+        let line = "x".repeat(3 * CONTENT_MAX) + "\n";
+        log.write(LogStream::Output, line.as_bytes());
+        let text = std::fs::read_to_string(folder.path().join(LOG)).unwrap();
+        assert_eq!((text.lines().count(), plain(&text)), (3, line));
+    }
+
+    #[test]
+    fn records_have_their_stream_and_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let before = time_text(kernel::clock::now());
+        let mut log = Log::open(folder.path(), Some(SIZE)).unwrap();
+        log.write(LogStream::Output, b"out");
+        log.write(LogStream::Errors, b"err\n");
+        log.write(LogStream::Output, b"put\n");
+        assert!(add_sentence(folder.path(), "said\nin two lines"));
+        let after = time_text(kernel::clock::now());
+        let text = std::fs::read_to_string(folder.path().join(LOG)).unwrap();
+        let records: Vec<_> = text.lines().map(|it| LogRecord::parse(it.as_bytes())).collect();
+        let found: Vec<_> =
+            records.iter().map(|it| (it.stream, it.ends_line, it.content)).collect();
+        let (output, errors) = (LogStream::Output, LogStream::Errors);
+        let expect: [(_, _, &[u8]); 4] = [
+            (output, false, b"out"),
+            (errors, true, b"err"),
+            (output, true, b"put"),
+            (errors, true, b"quire: said in two lines"),
+        ];
+        assert_eq!(found, expect);
+        let times: Vec<_> = records.iter().map(|it| it.time.unwrap()).collect();
+        assert!(
+            times.is_sorted()
+                && times.iter().all(|it| (before.as_str()..=after.as_str()).contains(it))
+        );
+    }
+
+    /// A writer that was killed, and Quire 0.1, leave a last line without a newline.
+    #[test]
+    fn a_line_without_end_is_not_continued_by_a_record() {
+        for rest in ["2026-11-30", "output without records", "x\ny"] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join(LOG);
+            std::fs::write(&path, rest).unwrap();
+            let mut log = Log::open(folder.path(), Some(SIZE)).unwrap();
+            log.write(LogStream::Output, b"next\n");
+            drop(log);
+            let text = std::fs::read_to_string(&path).unwrap();
+            let (old, last) = text.trim_end().rsplit_once('\n').unwrap();
+            assert_eq!((old, plain(&format!("{last}\n"))), (rest, "next\n".to_owned()));
+            assert_eq!(newer_text(folder.path()), format!("{rest}\nnext\n"));
+            std::fs::write(&path, rest).unwrap();
+            assert!(add_sentence(folder.path(), "end"));
+            assert_eq!(newer_text(folder.path()), format!("{rest}\nquire: end\n"));
+        }
+        let folder = tempfile::tempdir().unwrap();
+        assert!(!add_sentence(folder.path(), "end"));
+        assert!(!folder.path().join(LOG).exists());
     }
 
     #[test]
@@ -422,14 +589,23 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = File::options().write(true).open("/dev/full").unwrap();
         let gone = folder.path().join("gone");
-        let mut log = Log { folder: gone, file, length: 0, half: 10, lost: 0, told: 0, notes: 0 };
-        log.write(b"0123456789\n0123456789\n0123456789\n");
+        let mut log = Log {
+            folder: gone,
+            file,
+            length: 0,
+            content: 0,
+            half: 100,
+            lost: 0,
+            told: 0,
+            notes: 0,
+        };
+        log.write(LogStream::Output, b"0123456789\n0123456789\n0123456789\n");
         log.file = File::options().append(true).create(true).open(folder.path().join(LOG)).unwrap();
         log.half = 1000;
-        log.write(b"back\n");
-        log.write(b"again\n");
+        log.write(LogStream::Output, b"back\n");
+        log.write(LogStream::Output, b"again\n");
         let note =
-            "\nquire: 33 bytes of the container's output are lost, because the disk refused them\n";
+            "quire: 33 bytes of the container's output are lost, because the disk refused them\n";
         assert_eq!(texts(folder.path())[1], format!("{note}back\nagain\n"));
         // The note is also written if the container writes no further data.
         log.lost = 33;

@@ -20,6 +20,7 @@ use rustix::io::Errno;
 use crate::bundle::spec::{ConsoleSize, SpecProcess};
 use crate::life::init_signals::{first_process, is_spared};
 use crate::life::log::Log;
+use crate::life::log::record::LogStream;
 
 /// Ctrl-C, and the two keys by which a caller detaches from a container, as in Docker.
 const CTRL_C: u8 = 3;
@@ -420,7 +421,7 @@ fn keep_log(master: &OwnedFd, folder: &Path, log_size: Option<NonZeroU64>) {
     let mut bytes = [0; 1 << 14];
     loop {
         match rustix::io::read(master, &mut bytes) {
-            Ok(length @ 1..) => log.write(&bytes[..length]),
+            Ok(length @ 1..) => log.write(LogStream::Output, &bytes[..length]),
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => {
                 let _waited =

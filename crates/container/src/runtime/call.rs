@@ -244,16 +244,20 @@ pub(crate) fn complaint(complaints: &[String], kind: Kind) -> Option<String> {
     found.cloned()
 }
 
-/// Reads the errors in a runtime's log: JSON objects, which runsc writes without newlines between them, or else whole
-/// lines.
+/// Reads the errors in a runtime's log.
 pub(crate) fn complaints(log: &Path) -> Vec<String> {
+    complaints_in(&std::fs::read_to_string(log).unwrap_or_default())
+}
+
+/// Returns the errors in the text of a runtime: JSON objects, which runsc writes without newlines between them, or else
+/// whole lines.
+pub(crate) fn complaints_in(text: &str) -> Vec<String> {
     #[derive(Deserialize)]
     struct Entry {
         #[serde(default)]
         level: String,
         msg: String,
     }
-    let text = std::fs::read_to_string(log).unwrap_or_default();
     let mut complaints = Vec::new();
     for line in text.lines() {
         let entries = serde_json::Deserializer::from_str(line).into_iter::<Entry>();

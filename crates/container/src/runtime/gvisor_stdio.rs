@@ -101,10 +101,10 @@ impl Streams {
         }
         let mut through_pipe = |file: Option<File>| {
             let Some(mut file) = file else { return Ok(None) };
-            let (mut reader, writer) = io::pipe()?;
+            let (reader, writer) = io::pipe()?;
             let ended = ended.try_clone()?;
-            let mut sink = move |bytes: &[u8]| file.write_all(bytes);
-            let pass = move || pass_on(&mut reader, &mut sink, &ended, None).map(drop);
+            let mut sink = move |_: usize, bytes: &[u8]| file.write_all(bytes);
+            let pass = move || pass_on(&mut [Some(reader)], &mut sink, &ended, None).map(drop);
             outputs.push(std::thread::spawn(pass));
             io::Result::Ok(Some(writer))
         };
@@ -227,7 +227,7 @@ fn copy_to_pipe(file: &mut File, mut writer: PipeWriter, ended: &PipeReader) -> 
     }
 }
 
-/// Passes the data of a pipe to a function, in a thread that lives only as long as data arrives. Most containers write
+/// Passes the data of pipes to a function, in a thread that lives only as long as data arrives. Most containers write
 /// nothing most of the time, and then their monitor has no second thread with a stack in the kernel and one in memory.
 /// The thread is needed while there is data, because a slow disk must not delay a signal or a timeout.
 pub(crate) struct Pump {
@@ -248,35 +248,38 @@ struct Shared {
 }
 
 struct Passing {
-    reader: PipeReader,
+    readers: Vec<OpenReader>,
     sink: Box<Sink>,
 }
 
-/// Clippy counts this type as too complex inside of another.
-type Sink = dyn FnMut(&[u8]) -> io::Result<()> + Send;
+/// A pipe, or `None` after its end.
+type OpenReader = Option<PipeReader>;
+
+/// Gets the index of a pipe, and data. Clippy counts this type as too complex inside of another.
+type Sink = dyn FnMut(usize, &[u8]) -> io::Result<()> + Send;
 
 /// How long the thread of a [`Pump`] waits for more data.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 impl Pump {
     pub(crate) fn new(
-        reader: PipeReader,
-        sink: impl FnMut(&[u8]) -> io::Result<()> + Send + 'static,
+        readers: Vec<PipeReader>,
+        sink: impl FnMut(usize, &[u8]) -> io::Result<()> + Send + 'static,
     ) -> io::Result<Self> {
-        Self::with(reader, sink, PATIENCE)
+        Self::with(readers, sink, PATIENCE)
     }
 
     fn with(
-        reader: PipeReader,
-        sink: impl FnMut(&[u8]) -> io::Result<()> + Send + 'static,
+        readers: Vec<PipeReader>,
+        sink: impl FnMut(usize, &[u8]) -> io::Result<()> + Send + 'static,
         patience: Duration,
     ) -> io::Result<Self> {
         let (ended, running) = io::pipe()?;
         let arrival = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let (data, flags) = (epoll::EventData::new_u64(0), Shared::EVENTS);
-        epoll::add(&arrival, &reader, data, flags)?;
-        let passing = Mutex::new(Passing { reader, sink: Box::new(sink) });
+        let readers: Vec<_> = readers.into_iter().map(Some).collect();
+        let passing = Mutex::new(Passing { readers, sink: Box::new(sink) });
         let shared = Arc::new(Shared { passing, arrival, ended, patience });
+        shared.wait_for_more(&shared.passing().readers)?;
         Ok(Self { shared, thread: None, running: Some(running) })
     }
 
@@ -286,7 +289,7 @@ impl Pump {
     }
 
     /// Starts a thread if data has arrived that no thread passes on. After an error, the rest of the data is left in
-    /// the pipe.
+    /// the pipes.
     pub(crate) fn look(&mut self) -> io::Result<()> {
         let mut event =
             [epoll::Event { flags: Shared::EVENTS, data: epoll::EventData::new_u64(0) }];
@@ -297,6 +300,7 @@ impl Pump {
         }
         // The earlier thread has asked for this event, so it has nothing left to do.
         self.join()?;
+        self.shared.stop_waiting()?;
         let shared = Arc::clone(&self.shared);
         // Many containers may have such a thread, which needs little stack.
         let thread = std::thread::Builder::new().stack_size(128 << 10);
@@ -316,12 +320,12 @@ impl Pump {
         }
     }
 
-    /// Waits until all data so far is passed on, even if another process still has the pipe's other end open.
+    /// Waits until all data so far is passed on, even if another process still has the other end of a pipe open.
     pub(crate) fn finish(mut self) -> io::Result<()> {
         drop(self.running.take());
         self.join()?;
         let passing = &mut *self.shared.passing();
-        pass_on(&mut passing.reader, &mut passing.sink, &self.shared.ended, None).map(drop)
+        pass_on(&mut passing.readers, &mut passing.sink, &self.shared.ended, None).map(drop)
     }
 }
 
@@ -329,81 +333,123 @@ impl Shared {
     const EVENTS: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ONESHOT);
 
     fn passing(&self) -> MutexGuard<'_, Passing> {
-        // After a panic in `sink`, the pipe is still sound.
+        // After a panic in `sink`, the pipes are still sound.
         self.passing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn pass_on(&self) -> io::Result<()> {
         let mut passing = self.passing();
-        let Passing { reader, sink } = &mut *passing;
-        if pass_on(reader, sink, &self.ended, Some(self.patience))? == Passed::Everything {
+        let Passing { readers, sink } = &mut *passing;
+        if pass_on(readers, sink, &self.ended, Some(self.patience))? == Passed::Everything {
             return Ok(());
         }
         kernel::process::trim_heap();
-        self.wait_for_more(&passing.reader)
+        self.wait_for_more(&passing.readers)
     }
 
-    /// Passes on the data that one read returns.
+    /// Passes on the data that one read of each pipe returns.
     fn pass_once(&self) -> io::Result<()> {
-        let Passing { reader, sink } = &mut *self.passing();
-        let mut bytes = [0; 4096];
-        let count = reader.read(&mut bytes)?;
-        if count == 0 {
-            return Ok(());
-        }
-        sink(&bytes[..count])?;
-        self.wait_for_more(reader)
+        let Passing { readers, sink } = &mut *self.passing();
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        pass_round(readers, sink, &self.ended, Some(&now), &mut [0; 4096])?;
+        self.wait_for_more(readers)
     }
 
-    /// Makes `arrival` readable when data arrives.
-    fn wait_for_more(&self, reader: &PipeReader) -> io::Result<()> {
-        Ok(epoll::modify(&self.arrival, reader, epoll::EventData::new_u64(0), Self::EVENTS)?)
+    /// Makes `arrival` readable when data arrives, or a pipe ends.
+    fn wait_for_more(&self, readers: &[OpenReader]) -> io::Result<()> {
+        for reader in readers.iter().flatten() {
+            epoll::add(&self.arrival, reader, epoll::EventData::new_u64(0), Self::EVENTS)?;
+        }
+        Ok(())
+    }
+
+    /// Keeps `arrival` from becoming readable while a thread passes data on: the event of one pipe disables only that
+    /// pipe.
+    fn stop_waiting(&self) -> io::Result<()> {
+        for reader in self.passing().readers.iter().flatten() {
+            epoll::delete(&self.arrival, reader)?;
+        }
+        Ok(())
     }
 }
 
-/// How much of a pipe's data was passed on.
+/// How much of the data of pipes was passed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Passed {
-    /// All data: the pipe is at its end, or the container is.
+    /// All data: the pipes are at their end, or the container is.
     Everything,
     /// All data so far.
     Some,
 }
 
-/// Passes the data from `reader` to `sink`, up to its end. When the other end of `ended` is closed, only the data
-/// that is already in the pipe is passed on. Also returns when no data has arrived for the time `patience`.
+/// Passes the data from `readers` to `sink`, up to their end. When the other end of `ended` is closed, only the data
+/// that is already in the pipes is passed on. Also returns when no data has arrived for the time `patience`.
 fn pass_on(
-    reader: &mut PipeReader,
-    sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    readers: &mut [OpenReader],
+    sink: &mut dyn FnMut(usize, &[u8]) -> io::Result<()>,
     ended: &PipeReader,
     patience: Option<Duration>,
 ) -> io::Result<Passed> {
     let mut bytes = vec![0; 1 << 16];
     let most = patience.and_then(|it| Timespec::try_from(it).ok());
     loop {
-        let is_over = {
-            let mut waiting =
-                [PollFd::new(&*reader, PollFlags::IN), PollFd::new(ended, PollFlags::IN)];
-            match poll(&mut waiting, most.as_ref()) {
-                Err(Errno::INTR) => continue,
-                Ok(0) => return Ok(Passed::Some),
-                result => drop(result?),
-            }
-            waiting[0].revents().is_empty()
-        };
-        let count = match is_over {
-            true => Ok(0),
-            false => reader.read(&mut bytes),
-        };
-        let count = match count {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            count => count?,
-        };
-        match bytes.get(..count) {
-            None | Some([]) => return Ok(Passed::Everything),
-            Some(bytes) => sink(bytes)?,
+        match pass_round(readers, sink, ended, most.as_ref(), &mut bytes)? {
+            Round::Read => {}
+            Round::Silent => return Ok(Passed::Some),
+            Round::Over => return Ok(Passed::Everything),
         }
     }
+}
+
+/// Result of one wait for the data of pipes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Round {
+    /// Some pipes had data, or their end. The wait may also have been interrupted.
+    Read,
+    /// No pipe had data in time.
+    Silent,
+    /// All pipes are at their end, or the container is.
+    Over,
+}
+
+/// Waits for data up to the time `most`, and passes on the data that one read of each pipe returns. Closes a pipe at its
+/// end.
+fn pass_round(
+    readers: &mut [OpenReader],
+    sink: &mut dyn FnMut(usize, &[u8]) -> io::Result<()>,
+    ended: &PipeReader,
+    most: Option<&Timespec>,
+    bytes: &mut [u8],
+) -> io::Result<Round> {
+    let open: Vec<usize> = (0..readers.len()).filter(|at| readers[*at].is_some()).collect();
+    if open.is_empty() {
+        return Ok(Round::Over);
+    }
+    let ready: Vec<usize> = {
+        let pipes = open.iter().filter_map(|at| readers[*at].as_ref());
+        let mut waiting: Vec<_> =
+            pipes.chain([ended]).map(|it| PollFd::new(it, PollFlags::IN)).collect();
+        match poll(&mut waiting, most) {
+            Err(Errno::INTR) => return Ok(Round::Read),
+            Ok(0) => return Ok(Round::Silent),
+            result => drop(result?),
+        }
+        let is_ready = |(at, fd): (&usize, &PollFd<'_>)| (!fd.revents().is_empty()).then_some(*at);
+        open.iter().zip(&waiting).filter_map(is_ready).collect()
+    };
+    if ready.is_empty() {
+        return Ok(Round::Over);
+    }
+    for at in ready {
+        let Some(reader) = &mut readers[at] else { continue };
+        match reader.read(bytes) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+            Ok(0) => readers[at] = None,
+            Ok(count) => sink(at, &bytes[..count])?,
+        }
+    }
+    Ok(Round::Read)
 }
 
 /// Returns the program's user and group on the host, or `None` if the container's ids are mapped.
@@ -518,12 +564,12 @@ mod tests {
         let passed = Arc::new(Mutex::new(Vec::new()));
         let sink = {
             let passed = Arc::clone(&passed);
-            move |bytes: &[u8]| {
+            move |_: usize, bytes: &[u8]| {
                 passed.lock().unwrap().extend_from_slice(bytes);
                 Ok(())
             }
         };
-        let mut pump = Pump::with(reader, sink, Duration::from_millis(1)).unwrap();
+        let mut pump = Pump::with(vec![reader], sink, Duration::from_millis(1)).unwrap();
         let arrival = pump.arrival().unwrap();
         pump.look().unwrap();
         assert!(pump.thread.is_none());
@@ -548,8 +594,9 @@ mod tests {
     fn a_pump_ends_with_a_thread_that_waits_for_more() {
         let (reader, mut writer) = io::pipe().unwrap();
         let (said, heard) = std::sync::mpsc::channel();
-        let sink = move |bytes: &[u8]| said.send(bytes.to_vec()).map_err(io::Error::other);
-        let mut pump = Pump::with(reader, sink, Duration::from_secs(1000)).unwrap();
+        let sink =
+            move |_: usize, bytes: &[u8]| said.send(bytes.to_vec()).map_err(io::Error::other);
+        let mut pump = Pump::with(vec![reader], sink, Duration::from_secs(1000)).unwrap();
         writer.write_all(b"one").unwrap();
         pump.look().unwrap();
         assert_eq!(heard.recv().unwrap(), b"one");
@@ -559,6 +606,46 @@ mod tests {
         assert_eq!(heard.recv().unwrap(), b"two");
         pump.finish().unwrap();
         assert!(heard.recv().is_err());
+    }
+
+    /// A pipe that has ended, and one that has data while a thread runs, must not start another thread.
+    #[test]
+    fn a_pump_keeps_pipes_apart() {
+        let (out_reader, mut out) = io::pipe().unwrap();
+        let (error_reader, mut errors) = io::pipe().unwrap();
+        let (said, heard) = std::sync::mpsc::channel();
+        let sink = move |at: usize, bytes: &[u8]| {
+            said.send((at, bytes.to_vec())).map_err(io::Error::other)
+        };
+        let readers = vec![out_reader, error_reader];
+        let mut pump = Pump::with(readers, sink, Duration::from_millis(1)).unwrap();
+        let arrival = pump.arrival().unwrap();
+        let is_ready = || {
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            poll(&mut [PollFd::new(&arrival, PollFlags::IN)], Some(&now)).unwrap() > 0
+        };
+        for _ in 0..3 {
+            out.write_all(b"out").unwrap();
+            errors.write_all(b"err").unwrap();
+            assert!(is_ready());
+            pump.look().unwrap();
+            pump.thread.take().unwrap().join().unwrap().unwrap();
+            let mut found: Vec<_> = heard.try_iter().collect();
+            found.sort();
+            assert_eq!(found, [(0, b"out".to_vec()), (1, b"err".to_vec())]);
+            assert!(!is_ready());
+        }
+        drop(out);
+        assert!(is_ready());
+        pump.look().unwrap();
+        pump.thread.take().unwrap().join().unwrap().unwrap();
+        assert!(!is_ready(), "the end of a pipe is reported once");
+        errors.write_all(b"last").unwrap();
+        assert!(is_ready());
+        pump.look().unwrap();
+        errors.write_all(b"more").unwrap();
+        pump.finish().unwrap();
+        assert!(heard.try_iter().map(|it| it.1).collect::<Vec<_>>().concat() == b"lastmore");
     }
 
     #[test]

@@ -13,9 +13,10 @@ use kernel::mount::Durability;
 use kernel::process::{Pid, ProcessIdentity, Signals, boot_id};
 use quire_container::bundle::BundleOptions;
 use quire_container::bundle::config::ImageConfig;
-use quire_container::folder::{LOG, PID, RUNTIME_PATH, RUNTIME_STATE};
+use quire_container::folder::{PID, RUNTIME_PATH, RUNTIME_STATE};
 use quire_container::life::end::reap;
 use quire_container::life::end::reap::{PUT_OFF, Sweep};
+use quire_container::life::log::newer_text;
 use quire_container::life::lookup::{self, IfRunning};
 use quire_container::life::prepare::{AdmittedImage, CallerEnvironment, Ready, prepare};
 use quire_container::life::state::State;
@@ -153,7 +154,7 @@ fn a_container_that_is_watched_is_kept_and_reaped() {
             assert!(fixture.store.containers.is_alive("behind").unwrap());
             // Waits for the program's output.
             let since = Instant::now();
-            while std::fs::read(folder.join(LOG)).unwrap() != b"out\n" {
+            while newer_text(&folder) != "out\n" {
                 assert!(since.elapsed() < Duration::from_secs(120), "the log stays empty");
                 std::thread::sleep(Duration::from_millis(10));
             }
@@ -162,7 +163,7 @@ fn a_container_that_is_watched_is_kept_and_reaped() {
             if keep {
                 let state = State::load(&folder).unwrap().unwrap();
                 assert_eq!((state.finished, state.code), (Some(7), Some(137)));
-                assert_eq!(std::fs::read_to_string(folder.join(LOG)).unwrap(), "out\n");
+                assert_eq!(newer_text(&folder), "out\n");
                 assert!(background::is_over(&folder));
                 // A kept container is not reaped.
                 assert_eq!(

@@ -16,6 +16,7 @@ use quire_container::folder::{FILESTORE, LAYER, LOG, OVER, REQUEST, STATE, STATE
 use quire_container::life::background;
 use quire_container::life::end::reap::{Sweep, clear_dead};
 use quire_container::life::kept::{KeptContainer, KeptContainerError};
+use quire_container::life::log::newer_text;
 use quire_container::life::lookup::{self, IfRunning, find_at_rest, find_container};
 use quire_container::life::prepare::{
     AdmittedImage, CallerEnvironment, PrepareError, Ready, prepare, restart,
@@ -95,7 +96,7 @@ fn watch(make: impl FnOnce() -> Ready + Send) -> Vec<u8> {
 }
 
 fn log(fixture: &Fixture, id: &str) -> String {
-    std::fs::read_to_string(path(fixture, id).join(LOG)).unwrap()
+    newer_text(&path(fixture, id))
 }
 
 fn path(fixture: &Fixture, id: &str) -> PathBuf {

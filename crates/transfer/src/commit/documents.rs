@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 use store::Blob;
 
 use super::Commit;
+use crate::config_change::apply_all;
 use image::digest::Digest;
 
 /// The digest and bytes of a document.
@@ -30,16 +31,7 @@ pub(super) fn config(mut below: Value, diff_id: &Digest, commit: &Commit<'_>) ->
     }
     let history = history(&below["history"], layers, commit);
     below["history"] = history.into();
-    if !commit.changes.is_empty() {
-        let mut settings = match below["config"].take() {
-            Value::Object(settings) => settings,
-            _ => Map::new(),
-        };
-        for change in commit.changes {
-            change.apply(&mut settings, commit.changes);
-        }
-        below["config"] = settings.into();
-    }
+    apply_all(&mut below, commit.changes);
     named(&below)
 }
 

@@ -4,7 +4,6 @@
 //! same digests, and the new layer as an uncompressed tar. The new config is the config of the base image with one
 //! more diff id, one more entry in the history, and the caller's changes.
 
-mod change;
 mod documents;
 
 use std::io::Read;
@@ -12,7 +11,7 @@ use std::io::Read;
 use image::tree::Tree;
 use store::Store;
 
-pub use change::{Change, ChangeError};
+pub use crate::config_change::{Change, ChangeError};
 
 use crate::import::from_store::stacked;
 use crate::import::from_store::stacked::Below;

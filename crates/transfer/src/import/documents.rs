@@ -1,20 +1,27 @@
-//! Makes configs and manifests for sources without them. The same layers give the same bytes.
+//! Makes configs and manifests for sources without them. The same layers and changes give the same bytes.
 
 use serde_json::json;
 use store::Blob;
 
 use super::LayerReport;
+use crate::config_change::{Change, apply_all};
 use image::digest::Digest;
 use oci::manifest::Platform;
 
-/// Makes a config without runtime settings.
-pub(super) fn config(platform: &Platform, layers: &[LayerReport]) -> (Digest, Vec<u8>) {
+/// Makes a config whose runtime settings are only those of `changes`.
+pub(super) fn config(
+    platform: &Platform,
+    layers: &[LayerReport],
+    changes: &[Change],
+) -> (Digest, Vec<u8>) {
     let diff_ids: Vec<_> = layers.iter().map(|layer| layer.diff_id.to_string()).collect();
-    document(&json!({
+    let mut config = json!({
         "architecture": platform.architecture,
         "os": platform.os,
         "rootfs": { "type": "layers", "diff_ids": diff_ids },
-    }))
+    });
+    apply_all(&mut config, changes);
+    document(&config)
 }
 
 /// Makes a manifest for this config and these layers.

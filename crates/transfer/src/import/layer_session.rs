@@ -169,7 +169,8 @@ impl<'i> RunningImport<'i> {
         }
         let config = config.unwrap_or_else(|| {
             let reports: Vec<_> = gathered.iter().map(|it| it.report.clone()).collect();
-            documents::config(import.run.options.platform, &reports)
+            let options = &import.run.options;
+            documents::config(options.platform, &reports, options.changes)
         });
         if let Some((digest, bytes)) = &manifest {
             let image = image_of(digest, bytes)?;

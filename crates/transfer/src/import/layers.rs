@@ -170,9 +170,18 @@ pub(super) fn from_tar<'a>(
     let stream = Stream::open(input, cancel).map_err(failed)?;
     // If standard input is a file, another process may have read its first bytes.
     let size = stream.size().filter(|_| *input != Input::Stdin);
+    Ok(from_reader(input.to_string(), stream, size))
+}
+
+/// Makes an image of one layer, whose tar a reader returns. `name` is for messages.
+pub(super) fn from_reader<'a>(
+    name: String,
+    tar: impl Read + Send + 'a,
+    size: Option<u64>,
+) -> SourceImage<'a> {
     let layer = LayerSource {
-        name: input.to_string(),
-        source: once(stream),
+        name,
+        source: once(tar),
         media_type: String::new(),
         digest: None,
         size,
@@ -180,7 +189,7 @@ pub(super) fn from_tar<'a>(
         title: LayerProof::Bytes,
         is_wanted: false,
     };
-    Ok(SourceImage { manifest: None, config: None, layers: vec![layer], name: None })
+    SourceImage { manifest: None, config: None, layers: vec![layer], name: None }
 }
 
 /// Applies a layer to the layers below it, and stops when the import is cancelled.
@@ -244,7 +253,7 @@ impl ImportRun<'_> {
         }
         let (config_digest, config) = match config {
             Some(config) => config,
-            None => documents::config(self.options.platform, &reports),
+            None => documents::config(self.options.platform, &reports, self.options.changes),
         };
         let (digest, manifest) = match manifest {
             Some(manifest) => manifest,

@@ -28,6 +28,7 @@ mod resources;
 mod stop;
 mod tally;
 
+use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -194,6 +195,23 @@ pub fn import(
         report.signatures = keep_signatures(store, layout, found, &report.image)?;
     }
     Ok(report)
+}
+
+/// Imports a tar as an image of one layer. `source` names the tar in messages.
+///
+/// # Errors
+/// [`ImportError`]; the store is unchanged then.
+pub fn import_tar(
+    store: &Store,
+    source: &str,
+    tar: impl Read + Send,
+    environment: &ImportContext<'_>,
+    options: &ImportOptions<'_>,
+) -> Result<Report, ImportError> {
+    let start = Instant::now();
+    let run = ImportRun::begin(store, environment, options)?;
+    let made = run.layers(&layers::from_reader(source.to_owned(), tar, None))?;
+    run.finish(made, options.name.cloned(), start)
 }
 
 /// Stores the signatures that a layout has of an imported image, unverified, and returns their number. Policies verify

@@ -7,6 +7,7 @@ use oci::manifest::Platform;
 use store::{Form, RefName, Transaction, walk};
 
 use super::{Limits, OtherPlatform};
+use crate::config_change::Change;
 
 /// How to handle a tar entry that an image cannot hold, such as a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -61,6 +62,8 @@ pub struct ImportOptions<'a> {
     /// Directory with the objects of a dump or a composefs image, such as one filled by `mkcomposefs --digest-store`.
     /// Objects of the store are preferred.
     pub objects: Option<&'a Path>,
+    /// Changes to the config that an import of a tar makes. Configs of sources are never changed.
+    pub changes: &'a [Change],
 }
 
 impl Default for ImportOptions<'_> {
@@ -81,6 +84,7 @@ impl Default for ImportOptions<'_> {
             times: walk::Times::Exact,
             versions: Versions::default(),
             objects: None,
+            changes: &[],
         }
     }
 }

@@ -3,12 +3,12 @@
 use anyhow::{Context as _, bail};
 use clap::Args;
 use container::life::lookup::KnownContainer;
-use container::life::signal::signal_number;
 use store::{Digest, OpenOptions, RefName, Resolved};
-use transfer::commit::{Change, Commit as ImageCommit, check};
+use transfer::commit::{Commit as ImageCommit, check};
 use transfer::import::{BUDGET, ImportOptions};
 
 use crate::Answer;
+use crate::args::ChangeOptions;
 use crate::output::report;
 use crate::session::context::Context;
 use crate::session::layers;
@@ -29,10 +29,8 @@ pub(crate) struct Commit {
     /// Author of the image
     #[arg(short, long, value_name = "NAME")]
     pub(crate) author: Option<String>,
-    /// Change the image's configuration by a line of a Dockerfile: CMD, ENTRYPOINT, ENV, EXPOSE, LABEL, STOPSIGNAL,
-    /// USER, VOLUME or WORKDIR
-    #[arg(short, long, value_name = "LINE")]
-    pub(crate) change: Vec<Change>,
+    #[command(flatten)]
+    pub(crate) changes: ChangeOptions,
     /// Do not freeze a running container; a file that changes during the commit is an error
     #[arg(long)]
     pub(crate) no_pause: bool,
@@ -68,11 +66,7 @@ fn manifest_of(container: &KnownContainer) -> anyhow::Result<Digest> {
 
 pub(crate) fn commit(context: &Context, args: &Commit) -> anyhow::Result<Answer> {
     let name: RefName = args.name.parse()?;
-    for change in &args.change {
-        if let Change::StopSignal(signal) = change {
-            signal_number(signal).context("--change STOPSIGNAL")?;
-        }
-    }
+    args.changes.check()?;
     let store = context.open(OpenOptions::write())?;
     let mut looked = look(context, &store, &args.container, args.no_pause)?;
     if let Some(path) = shared(&store, &args.container) {
@@ -100,7 +94,7 @@ pub(crate) fn commit(context: &Context, args: &Commit) -> anyhow::Result<Answer>
         author: args.author.as_deref(),
         message: args.message.as_deref(),
         command: &command,
-        changes: &args.change,
+        changes: &args.changes.change,
     };
     // The image below has this form already.
     let form = looked.image.form;

@@ -1,17 +1,29 @@
 //! `ps`: lists containers.
 
+mod ports;
+mod row;
+mod select;
+
+use std::collections::BTreeSet;
+
 use clap::Args;
 use container::life::lookup::{KnownContainer, all};
 use container::life::state::Reason;
-use container::network::{Ports, Protocol};
+use container::listed_settings::ListedSettings;
+use container::network::Ports;
 use serde::Serialize;
-use store::OpenOptions;
+use serde_json::Value;
+use store::{OpenOptions, Store};
 
 use crate::Answer;
+use crate::output::list_filter::ListFilters;
 use crate::output::report::{self, Time};
-use crate::output::table;
+use crate::output::{table, template};
 use crate::session::context::{Context, now};
 use crate::verbs::VerbArgs;
+use crate::verbs::containers::ps::ports::PortsReport;
+use crate::verbs::containers::ps::row::{ListedContainer, TITLES};
+use crate::verbs::containers::ps::select::{ContainerFilters, ContainerOrder, KEYS, sort};
 use crate::verbs::containers::snapshots::origins::{self, Origins};
 #[cfg(feature = "serve")]
 use {
@@ -28,6 +40,32 @@ pub(crate) struct Ps {
     /// Print only names
     #[arg(short = 'q')]
     pub(crate) ids: bool,
+    /// List only containers that fit, such as name=web or status=exited. The keys are ancestor, before, command,
+    /// exited, id, label, label!, name, network, pid, since, status, until and volume
+    #[arg(short, long, value_name = "KEY=VALUE")]
+    pub(crate) filter: Vec<String>,
+    /// Print `json`, or each container by a template of Go, such as '{{.Names}} {{.Status}}', with podman's fields. A
+    /// template that begins with "table " has titles
+    #[arg(long, value_name = "TEMPLATE", conflicts_with_all = ["json", "tree"])]
+    pub(crate) format: Option<String>,
+    /// List the last containers that were made, running or not
+    #[arg(short = 'n', long, value_name = "COUNT")]
+    pub(crate) last: Option<usize>,
+    /// List the last container that was made, running or not
+    #[arg(short, long, conflicts_with = "last")]
+    pub(crate) latest: bool,
+    /// Sort the list; the default is created
+    #[arg(long, value_name = "KEY", value_enum, conflicts_with = "tree")]
+    pub(crate) sort: Option<ContainerOrder>,
+    /// Print no titles
+    #[arg(long)]
+    pub(crate) noheading: bool,
+    /// Accepted without effect: all containers of the store are Quire's
+    #[arg(long, hide = true)]
+    pub(crate) external: bool,
+    /// Accepted without effect: each call reads the states
+    #[arg(long, hide = true)]
+    pub(crate) sync: bool,
     /// Show whole commands
     #[arg(long)]
     pub(crate) no_trunc: bool,
@@ -39,12 +77,12 @@ pub(crate) struct Ps {
     pub(crate) tree: bool,
     /// List the devices of lazily mounted images instead: how much of each is downloaded, and how long readers wait
     #[cfg(feature = "serve")]
-    #[arg(long, group = "service", conflicts_with_all = ["all", "ids", "size", "tree"])]
+    #[arg(long, group = "service", conflicts_with_all = ["all", "ids", "size", "tree", "filter", "format", "last", "latest", "sort"])]
     pub(crate) lazy: bool,
     /// List the roots of container engines instead that `quire serve --snapshotter` has mounted; with --all, all
     /// snapshots
     #[cfg(feature = "serve")]
-    #[arg(long, group = "service", conflicts_with_all = ["ids", "size", "tree", "lazy"])]
+    #[arg(long, group = "service", conflicts_with_all = ["ids", "size", "tree", "lazy", "filter", "format", "last", "latest", "sort"])]
     pub(crate) engine: bool,
     /// Print the list of --lazy, or the counters of the service behind --engine, as metrics in the text format of
     /// Prometheus
@@ -60,7 +98,7 @@ pub(crate) struct Ps {
 impl VerbArgs for Ps {
     const NAME: &'static str = "ps";
     const ABOUT: &'static str = "List containers";
-    const EXAMPLES: &'static str = "quire ps\n  quire ps --all --size\n  quire ps --tree";
+    const EXAMPLES: &'static str = "quire ps\n  quire ps --all --size\n  quire ps --tree\n  quire ps --filter status=exited --format '{{.Names}} {{.ExitCode}}'";
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         ps(context, self)
@@ -110,23 +148,6 @@ pub(crate) struct PsReport {
     written: Option<Option<report::Bytes>>,
 }
 
-/// A range of ports of the host that lead to the same number of ports of a container, in order.
-#[derive(Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase")]
-struct PortsReport {
-    /// Address of the host. Null means all addresses.
-    address: Option<String>,
-    /// The first port of the host.
-    host: u16,
-    /// The first port of the container.
-    container: u16,
-    /// Number of ports.
-    count: u16,
-    /// `tcp` or `udp`.
-    protocol: &'static str,
-}
-
 pub(crate) fn ps(context: &Context, args: &Ps) -> anyhow::Result<Answer> {
     #[cfg(feature = "serve")]
     if args.lazy {
@@ -140,14 +161,19 @@ pub(crate) fn ps(context: &Context, args: &Ps) -> anyhow::Result<Answer> {
             RootOptions { all: args.all, metrics: args.metrics, socket: args.socket.as_deref() };
         return list_roots(context, &store, &options);
     }
+    let filters = ListFilters::parse(&args.filter, &KEYS)?;
     let store = context.open_for(OpenOptions::read(), true)?;
     let mut found = store.as_ref().map_or_else(|| Ok(Vec::new()), all)?;
-    let is_shown = |it: &KnownContainer| args.all || it.is_running();
+    let shown = chosen(&mut found, args, filters, store.as_ref())?;
+    let is_shown = |it: &KnownContainer| shown.contains(&it.id);
     if !args.tree {
         found.retain(is_shown);
     }
-    found.sort_by_key(|it| it.record.as_ref().map(|it| it.created));
     let is_short = args.ids || context.quiet;
+    // As in podman, a format has precedence over -q.
+    if let Some(form) = args.format.as_deref().filter(|it| *it != "table") {
+        return write_form(form, &found, args).map(|()| Answer::Yes);
+    }
     let origins = store.as_ref().filter(|_| args.tree || !is_short);
     let origins = origins.map_or_else(Origins::default, |store| Origins::read(store, &found));
     let found = match args.tree {
@@ -168,6 +194,9 @@ pub(crate) fn ps(context: &Context, args: &Ps) -> anyhow::Result<Answer> {
         if args.size {
             titles.push("SIZE");
         }
+        if args.noheading {
+            titles.fill("");
+        }
         let now = now().0;
         let row = |(lines, it): (&String, &PsReport)| {
             let mut row = it.row(has_ports, args.no_trunc, now);
@@ -181,6 +210,64 @@ pub(crate) fn ps(context: &Context, args: &Ps) -> anyhow::Result<Answer> {
         print(out, &titles, &rows, &[])
     })?;
     Ok(Answer::Yes)
+}
+
+/// Sorts the containers, and returns the ids of those that are listed.
+fn chosen(
+    found: &mut [KnownContainer],
+    args: &Ps,
+    filters: ListFilters,
+    store: Option<&Store>,
+) -> anyhow::Result<BTreeSet<String>> {
+    let filters = ContainerFilters::new(filters, store)?;
+    let last = if args.latest { Some(1) } else { args.last };
+    let all = args.all || last.is_some() || filters.name_states();
+    let mut shown = Vec::new();
+    let mut is_read_error_known = false;
+    sort(found, ContainerOrder::Created, |_| None);
+    for it in found.iter().filter(|it| all || it.is_running()) {
+        let settings = match filters.need_settings() {
+            true => settings(it, &mut is_read_error_known),
+            false => ListedSettings::default(),
+        };
+        if filters.fit(it, &settings) {
+            shown.push(it.id.clone());
+        }
+    }
+    let skipped = last.map_or(0, |last| shown.len().saturating_sub(last));
+    if let Some(order) = args.sort {
+        sort(found, order, KnownContainer::written);
+    }
+    Ok(shown.into_iter().skip(skipped).collect())
+}
+
+/// Reads the settings of a container. A container whose settings cannot be read is listed without them.
+fn settings(known: &KnownContainer, is_told: &mut bool) -> ListedSettings {
+    ListedSettings::load(&known.folder).unwrap_or_else(|error| {
+        if !std::mem::replace(is_told, true) {
+            let id = &known.id;
+            report::error_line(&format!("quire: cannot read the settings of {id}: {error}"));
+        }
+        ListedSettings::default()
+    })
+}
+
+/// Prints a list by `--format`.
+fn write_form(form: &str, found: &[KnownContainer], args: &Ps) -> anyhow::Result<()> {
+    let now = now().0;
+    let (mut is_told, is_json) = (false, template::is_json(form));
+    let wants_size = args.size || form.contains(".Size");
+    let mut row = |known: &KnownContainer| {
+        let settings = settings(known, &mut is_told);
+        let written = wants_size.then(|| known.written()).flatten();
+        let listed = ListedContainer { known, settings: &settings, written };
+        if is_json { listed.json(now) } else { listed.fields(args.no_trunc, now) }
+    };
+    let rows: Vec<Value> = found.iter().map(&mut row).collect();
+    if is_json {
+        return report::json(&rows);
+    }
+    template::print_list(form, &rows, &TITLES, args.noheading)
 }
 
 impl PsReport {
@@ -236,34 +323,5 @@ impl PsReport {
             row.push(written.map_or_else(unknown, |it| report::size(it.0)));
         }
         row
-    }
-}
-
-impl PortsReport {
-    fn from_ports(ports: &Ports) -> Self {
-        Self {
-            address: ports.address.map(|it| it.to_string()),
-            host: ports.host,
-            container: ports.container,
-            count: ports.count.get(),
-            protocol: match ports.protocol {
-                Protocol::Tcp => "tcp",
-                Protocol::Udp => "udp",
-            },
-        }
-    }
-
-    /// Formats the ports for people, like docker and podman.
-    fn text(&self) -> String {
-        let address = match &self.address {
-            None => "0.0.0.0".to_owned(),
-            Some(address) if address.contains(':') => format!("[{address}]"),
-            Some(address) => address.clone(),
-        };
-        let range = |first: u16| match self.count {
-            1 => first.to_string(),
-            count => format!("{first}-{}", first.saturating_add(count - 1)),
-        };
-        format!("{address}:{}->{}/{}", range(self.host), range(self.container), self.protocol)
     }
 }

@@ -10,17 +10,22 @@ use image::erofs::read::{Cached, FileType, Image};
 use image::verity::ImageId;
 use serde::Serialize;
 use store::{BadRef, Form, OpenOptions, RefError, RefName, Reference, Store};
-use transfer::StoredImage;
 
 use crate::Answer;
+use crate::output::list_filter::ListFilters;
 use crate::output::report::{self, Bytes, Time, short};
-use crate::output::table;
+use crate::output::{table, template};
 use crate::session::context::{Context, now};
 use crate::verbs::VerbArgs;
+use crate::verbs::images::listed_image::{
+    ImageFilters, ImageOrder, KEYS, ListedImage, TITLES, json_of, sort,
+};
 
 #[expect(clippy::struct_excessive_bools, reason = "each is an option")]
 #[derive(Debug, Args)]
 pub(crate) struct Images {
+    /// List only names that are or end with this one, such as debian; * stands for any part
+    pub(crate) image: Option<String>,
     /// List all names, which is the default; `quire du` also lists images without names
     #[arg(short, long)]
     pub(crate) all: bool,
@@ -33,12 +38,26 @@ pub(crate) struct Images {
     /// Print ids only, each once
     #[arg(short = 'q')]
     pub(crate) ids: bool,
+    /// List only images that fit, such as reference='app:*'. The keys are before, dangling, digest, id, label, label!,
+    /// readonly, reference, since and until
+    #[arg(short, long, value_name = "KEY=VALUE")]
+    pub(crate) filter: Vec<String>,
+    /// Print `json`, or each name by a template of Go, such as '{{.Repository}}:{{.Tag}}', with podman's fields. A
+    /// template that begins with "table " has titles
+    #[arg(long, value_name = "TEMPLATE", conflicts_with = "json")]
+    pub(crate) format: Option<String>,
+    /// Sort the list; the default is by names
+    #[arg(long, value_name = "KEY", value_enum)]
+    pub(crate) sort: Option<ImageOrder>,
+    /// Print no titles
+    #[arg(short = 'n', long)]
+    pub(crate) noheading: bool,
 }
 
 impl VerbArgs for Images {
     const NAME: &'static str = "images";
     const ABOUT: &'static str = "List images";
-    const EXAMPLES: &'static str = "quire images\n  quire images --digests";
+    const EXAMPLES: &'static str = "quire images\n  quire images --digests\n  quire images --filter label=app --format '{{.Repository}}:{{.Tag}} {{.Size}}'";
     const ALIAS: Option<&'static str> = Some("list");
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
@@ -71,45 +90,80 @@ pub(crate) fn all_names(context: &Context) -> anyhow::Result<(NamesOfAll, Vec<Ba
 }
 
 pub(crate) fn list(context: &Context, args: &Images) -> anyhow::Result<Answer> {
+    let filters = ListFilters::parse(&args.filter, &KEYS)?;
     let (refs, bad) = all_names(context)?;
     let mut answer = if bad.is_empty() { Answer::Yes } else { Answer::No };
     tell_bad(&bad);
-    if args.ids || context.quiet {
-        let ids: BTreeSet<_> = refs.values().map(|(it, _)| args.id(&it.image)).collect();
-        let printed = report::lines(ids.iter().map(String::as_str));
-        return report::answer(answer, printed.map(drop));
+    let listed = |(name, (reference, store))| ListedImage::new(name, reference, store);
+    let mut all: Vec<_> = refs.into_iter().map(listed).collect();
+    let filters = ImageFilters::new(filters, &all)?;
+    let is_meant = |it: &ListedImage| args.image.as_ref().is_none_or(|image| it.is_named(image));
+    all.retain(|it| is_meant(it) && filters.fit(it));
+    let mut sizes = Sizes::default();
+    if let Some(order) = args.sort {
+        sort(&mut all, order, |it| sizes.of(it));
     }
-    let mut sizes = BTreeMap::new();
-    let mut rows = Vec::new();
-    for (name, (reference, store)) in &refs {
-        let bytes = match sizes.get(&reference.image) {
-            Some(bytes) => *bytes,
-            None => {
-                let read = content_of(store, &reference.image);
-                if let Err(error) = &read {
-                    // `fsck` reports whether the image is damaged.
-                    report::error_line(&format!(
-                        "quire: cannot determine the size of {name}: {error:#}"
-                    ));
-                    answer = Answer::No;
-                }
-                *sizes.entry(reference.image).or_insert(read.ok())
-            }
-        };
-        rows.push(NameReport::Sound(SoundNameReport {
-            name: name.to_string(),
-            image: reference.image.to_string(),
-            manifest: reference.manifest.map(|it| it.to_string()),
-            form: reference.form,
-            file_bytes: bytes.map(Bytes),
-            created: Time(reference.created.0),
-            image_created: made(store, reference).map(Time),
-            shared: (!store.is_own()).then(|| store.path().display().to_string()),
-        }));
+    let form = args.format.as_deref();
+    let printed = if form.is_some_and(template::is_json) {
+        report::json(&json_of(&all, |it| sizes.of(it)))
+    } else if args.ids || context.quiet {
+        let mut seen = BTreeSet::new();
+        let ids = all.iter().map(|it| args.id(&it.reference.image));
+        let ids: Vec<_> = ids.filter(|it| seen.insert(it.clone())).collect();
+        report::lines(ids.iter().map(String::as_str)).map(drop)
+    } else if let Some(form) = form.filter(|it| *it != "table") {
+        write_form(form, &all, args, &mut sizes)
+    } else {
+        let rows: Vec<_> = all.iter().map(|it| NameReport::sound(it, &mut sizes)).collect();
+        let rows: Vec<_> = rows.into_iter().chain(bad.iter().map(NameReport::damaged)).collect();
+        report::print(context.json, &rows, |rows, out| write_list(args, rows, out))
+    };
+    if sizes.has_failed {
+        answer = Answer::No;
     }
-    let rows: Vec<_> = rows.into_iter().chain(bad.iter().map(NameReport::damaged)).collect();
-    let printed = report::print(context.json, &rows, |rows, out| write_list(args, rows, out));
     report::answer(answer, printed)
+}
+
+/// Sizes of images. They take long to find.
+#[derive(Default)]
+struct Sizes {
+    known: BTreeMap<ImageId, Option<u64>>,
+    /// Whether an image could not be read.
+    has_failed: bool,
+}
+
+impl Sizes {
+    fn of(&mut self, image: &ListedImage) -> Option<u64> {
+        let id = image.reference.image;
+        if let Some(bytes) = self.known.get(&id) {
+            return *bytes;
+        }
+        let read = content_of(&image.store, &id);
+        if let Err(error) = &read {
+            // `fsck` reports whether the image is damaged.
+            let name = &image.name;
+            report::error_line(&format!("quire: cannot determine the size of {name}: {error:#}"));
+            self.has_failed = true;
+        }
+        *self.known.entry(id).or_insert(read.ok())
+    }
+}
+
+/// Prints a list by `--format`.
+fn write_form(
+    form: &str,
+    all: &[ListedImage],
+    args: &Images,
+    sizes: &mut Sizes,
+) -> anyhow::Result<()> {
+    let now = now().0;
+    let wants_size = form.contains("Size");
+    let row = |it: &ListedImage| {
+        let bytes = if wants_size { sizes.of(it) } else { None };
+        it.fields(args.no_trunc, now, bytes)
+    };
+    let rows: Vec<_> = all.iter().map(row).collect();
+    template::print_list(form, &rows, &TITLES, args.noheading)
 }
 
 /// Report of `images --json` on a name.
@@ -156,6 +210,19 @@ pub(crate) struct DamagedNameReport {
 }
 
 impl NameReport {
+    fn sound(it: &ListedImage, sizes: &mut Sizes) -> Self {
+        Self::Sound(SoundNameReport {
+            name: it.name.to_string(),
+            image: it.reference.image.to_string(),
+            manifest: it.reference.manifest.map(|it| it.to_string()),
+            form: it.reference.form,
+            file_bytes: sizes.of(it).map(Bytes),
+            created: Time(it.reference.created.0),
+            image_created: it.made().map(Time),
+            shared: (!it.store.is_own()).then(|| it.store.path().display().to_string()),
+        })
+    }
+
     fn damaged(bad: &BadRef) -> Self {
         let damage = report::chain(&bad.error);
         Self::Damaged(DamagedNameReport { name: bad.name.to_string(), damage })
@@ -188,15 +255,12 @@ fn write_list(args: &Images, rows: &[NameReport], out: &mut dyn Write) -> io::Re
     titles.extend(args.digests.then_some("DIGEST"));
     titles.extend(has_shared.then_some("SHARED"));
     titles.extend(["CREATED", "SIZE"]);
+    if args.noheading {
+        titles.fill("");
+    }
     let is_whole = args.no_trunc || args.digests;
     let print = if is_whole { table::print_whole } else { table::print };
     print(out, &titles, &sound.collect::<Vec<_>>(), &[titles.len() - 1])
-}
-
-/// Returns the time at which an image was made, from its configuration.
-fn made(store: &Store, reference: &Reference) -> Option<i64> {
-    let stored = StoredImage::load(store, &reference.manifest?).ok()?;
-    report::seconds(stored.config_json().ok()?["created"].as_str()?)
 }
 
 /// Returns the sum of the lengths of an image's regular files, each inode counted once.

@@ -3,15 +3,17 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
+use anyhow::bail;
 use clap::Args;
 use oci::manifest::Platform;
 use oci::source::ImageSource;
 use serde::Serialize;
 use store::{OpenOptions, RefName, walk};
+use transfer::directory_layer::import_directory;
 use transfer::import::{ImportOptions, LayerIndexed, OtherPlatform, Report, Unsupported};
 
 use crate::Answer;
-use crate::args::{FormOptions, TreeOptions};
+use crate::args::{ChangeOptions, FormOptions, TreeOptions};
 use crate::output::report::{self, Bytes, Seconds, count};
 use crate::session::context::Context;
 use crate::session::forms::choose;
@@ -29,6 +31,8 @@ pub(crate) struct Import {
     pub(crate) source: OsString,
     /// The image's name; by default the source's own
     pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) changes: ChangeOptions,
     #[command(flatten)]
     pub(crate) tree: TreeOptions,
     #[command(flatten)]
@@ -48,7 +52,10 @@ impl VerbArgs for Import {
     const NAME: &'static str = "import";
     const ABOUT: &'static str =
         "Import an image from a layout, archive, tar, directory, dump, EROFS image or disk";
-    const EXAMPLES: &'static str = "quire import oci:./layout:1.0 app\n  docker export web | quire import tar:- web\n  quire import dir:/srv/root base\n  quire import erofs:base.erofs again";
+    const DETAILS: &'static str = "`--change` sets the configuration of an image of dir: or tar:, and the same source and \
+        changes always give the same image. An image of dir: gets a layer then, so that it can be pushed and committed; \
+        without `--change` it has none.";
+    const EXAMPLES: &'static str = "quire import oci:./layout:1.0 app\n  docker export web | quire import tar:- web\n  quire import dir:/srv/root base\n  quire import --change 'CMD [\"sh\"]' dir:/srv/root base\n  quire import erofs:base.erofs again";
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         import(context, self)
@@ -58,6 +65,14 @@ impl VerbArgs for Import {
 pub(crate) fn import(context: &Context, args: &Import) -> anyhow::Result<Answer> {
     let source = ImageSource::parse(&args.source)?;
     let name: Option<RefName> = args.name.as_deref().map(str::parse).transpose()?;
+    let changes = &args.changes.change[..];
+    if !changes.is_empty() && !matches!(source, ImageSource::Directory(_) | ImageSource::Tar(_)) {
+        bail!(
+            "--change is only for dir: and tar:, because other images have their own configuration or none: `quire \
+            commit --change` changes it"
+        );
+    }
+    args.changes.check()?;
     transfer::import::check(&source)?;
     let store = context.open(OpenOptions::create())?;
     let (platform, other_platform) = platform(args.platform.as_deref())?;
@@ -68,10 +83,18 @@ pub(crate) fn import(context: &Context, args: &Import) -> anyhow::Result<Answer>
         other_platform,
         form,
         index: args.index,
+        changes,
         ..of_tree(&args.tree)
     };
-    let done = JobResources::new(context, &store, budget(args.memory)?)
-        .during(|environment| transfer::import::import(&store, &source, environment, &options))??;
+    let resources = JobResources::new(context, &store, budget(args.memory)?);
+    let done = resources.during(|environment| -> anyhow::Result<_> {
+        Ok(match &source {
+            ImageSource::Directory(directory) if !changes.is_empty() => {
+                import_directory(&store, directory, environment, &options)?
+            }
+            source => transfer::import::import(&store, source, environment, &options)?,
+        })
+    })??;
     if done.name.is_none() {
         context.remark("the image has no name: `quire tag` names it, so that `quire gc` keeps it");
     }

@@ -13,6 +13,7 @@ pub(crate) mod images;
 pub(crate) mod import;
 pub(crate) mod index;
 mod index_start;
+mod listed_image;
 pub(crate) mod ls;
 pub(crate) mod merge;
 pub(crate) mod registry;

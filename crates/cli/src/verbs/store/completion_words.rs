@@ -15,7 +15,7 @@ use NameKind::{Container, Image};
 
 /// Arguments that are names of images or containers: the verbs, the argument, and the kind of its names.
 const NAMES: &[(&[&str], &str, &[NameKind])] = &[
-    (&["run", "create", "bundle", "trace"], "image", &[Image]),
+    (&["run", "create", "bundle", "trace", "images"], "image", &[Image]),
     (&["show", "tag", "push", "sign", "convert", "index", "filter", "mount"], "name", &[Image]),
     (&["rmi", "verify", "du"], "names", &[Image]),
     (&["merge"], "images", &[Image]),
@@ -24,8 +24,8 @@ const NAMES: &[(&[&str], &str, &[NameKind])] = &[
     (&["diff"], "old", &[Image, Container]),
     (&["diff"], "new", &[Image]),
     (&["export"], "name", &[Image, Container]),
-    (&["exec", "logs", "commit", "fork", "rollback"], "container", &[Container]),
-    (&["start", "restart", "stop", "wait"], "containers", &[Container]),
+    (&["exec", "commit", "fork", "rollback"], "container", &[Container]),
+    (&["start", "restart", "stop", "wait", "logs"], "containers", &[Container]),
     (&["rm"], "names", &[Container]),
 ];
 

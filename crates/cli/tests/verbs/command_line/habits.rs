@@ -36,7 +36,6 @@ fn what_is_not_there_says_what_to_use() {
         ("run --group-add 5 debian", 125, "the image's /etc/group"),
         ("run --restart always debian", 125, "service manager"),
         ("exec -d web true", 125, "exec waits for the command"),
-        ("ps --filter name=web", 2, "--json"),
         ("import -q dir:x", 2, "use --quiet"),
         ("run --read-only --writable none debian --help", 125, "cannot be used with"),
         ("run --bogus debian --help", 125, "unexpected argument '--bogus'"),

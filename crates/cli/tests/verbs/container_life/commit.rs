@@ -484,7 +484,7 @@ fn what_was_lost_is_not_committed() {
     fs::remove_file(small.join("filler")).unwrap();
     fs::write(small.join("file"), vec![1; 20 << 20]).unwrap();
     fs::remove_file(small.join("file")).unwrap();
-    assert!(store.out("logs full").contains("was lost while it ran"));
+    assert!(store.run("logs full").err.contains("was lost while it ran"));
     store.out("rm --container full");
     store.out("fsck");
     wait_for("nothing to be left", || is_clean(&store));

@@ -123,7 +123,8 @@ fn a_container_lives_on_and_is_asked_things() {
             (&"a:latest".into(), &name.as_str().into())
         );
         assert!(place.out("ps").contains(&name));
-        wait_for("what it wrote", || place.out(&format!("logs {name}")) == "out\nerr\n");
+        let logs = || place.run(&format!("logs {name}"));
+        wait_for("what it wrote", || (logs().out + &logs().err) == "out\nerr\n");
         // A second container of the same name does not start, and does not disturb the first one.
         let ran =
             place.run_each(&["run", "--quiet", "-d", "--name", &name, "a", "--", "sleep", "9"]);
@@ -148,7 +149,7 @@ fn a_container_lives_on_and_is_asked_things() {
         assert!(!place.out("ps").contains(&name));
         assert_eq!(place.out(&format!("wait {name}")), "9\n");
         assert_eq!(place.out(&format!("logs -n 1 {name}")), "bye\n");
-        assert_eq!(place.out(&format!("logs {name}")), "out\nerr\nbye\n");
+        assert_eq!((logs().out, logs().err), ("out\nbye\n".to_owned(), "err\n".to_owned()));
         let ran = exec(&[&name, "id"]);
         assert!(ran.err.contains("is not running: its status is exited"), "{}", ran.err);
         place.out(&format!("rm {name}"));

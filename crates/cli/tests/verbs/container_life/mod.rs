@@ -8,6 +8,7 @@ pub(super) mod deaths;
 pub(super) mod ends;
 mod fork_crowds;
 pub(super) mod inherited;
+mod lists;
 pub(super) mod logs;
 mod pauses;
 pub(super) mod restarts;

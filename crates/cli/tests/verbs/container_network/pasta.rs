@@ -401,7 +401,9 @@ fn pasta_ends_with_its_container_and_not_the_other_way_round() {
     wait_for("the end of pasta", has_ended);
     assert_eq!(place.out("exec c cat /etc/short"), "short\n");
     place.out("stop --time 0 c");
-    wait_for("the remark", || place.out("logs c").contains("pasta exited before the container"));
+    wait_for("the remark", || {
+        place.run("logs c").err.contains("pasta exited before the container")
+    });
 }
 
 #[test]

@@ -12,6 +12,7 @@ pub(super) mod filter;
 pub(super) mod forms;
 pub(super) mod heals;
 pub(super) mod holes;
+mod image_lists;
 pub(super) mod images;
 pub(super) mod machine;
 pub(super) mod merge;

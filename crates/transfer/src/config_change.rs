@@ -1,4 +1,4 @@
-//! Parses changes to a config, written as lines of a Dockerfile.
+//! Changes to an image's config, written as lines of a Dockerfile, for commits and imports.
 
 use std::str::FromStr;
 
@@ -35,7 +35,11 @@ impl FromStr for Change {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let text = text.trim();
-        let (name, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
+        // As in podman, `CMD=/bin/bash` is accepted besides a Dockerfile's form.
+        let (name, rest) = text
+            .split_once(char::is_whitespace)
+            .or_else(|| text.split_once('='))
+            .unwrap_or((text, ""));
         let rest = rest.trim();
         let name = name.to_ascii_uppercase();
         let error = |reason: &str| ChangeError(format!("{name} {reason}"));
@@ -81,7 +85,7 @@ impl FromStr for Change {
 
 impl Change {
     /// Changes `config` of an image's config. The change is one of `all`.
-    pub(super) fn apply(&self, settings: &mut Map<String, Value>, all: &[Self]) {
+    fn apply(&self, settings: &mut Map<String, Value>, all: &[Self]) {
         let mut set = |name: &str, value: Value| {
             settings.insert(name.to_owned(), value);
         };
@@ -132,6 +136,21 @@ impl Change {
             Self::StopSignal(signal) => set("StopSignal", signal.clone().into()),
         }
     }
+}
+
+/// Changes an image's config, in the order of the changes.
+pub(crate) fn apply_all(config: &mut Value, changes: &[Change]) {
+    if changes.is_empty() {
+        return;
+    }
+    let mut settings = match config["config"].take() {
+        Value::Object(settings) => settings,
+        _ => Map::new(),
+    };
+    for change in changes {
+        change.apply(&mut settings, changes);
+    }
+    config["config"] = settings.into();
 }
 
 fn add(settings: &mut Map<String, Value>, name: &str, more: impl Iterator<Item = (String, Value)>) {
@@ -235,7 +254,19 @@ mod tests {
         check(&["VOLUME /a /b"], json!({"Volumes": {"/a": {}, "/b": {}}}));
         check(&["WORKDIR /x", "WORKDIR y/z"], json!({"WorkingDir": "/x/y/z"}));
         check(&["WORKDIR y"], json!({"WorkingDir": "/w/y"}));
+        check(&["USER=5:6", "CMD=/b"], json!({"User": "5:6", "Cmd": ["/bin/sh", "-c", "/b"]}));
         check(&["USER 5:6", "STOPSIGNAL SIGINT"], json!({"User": "5:6", "StopSignal": "SIGINT"}));
+    }
+
+    #[test]
+    fn a_config_without_settings_gets_some() {
+        let changes = ["USER 5", "CMD [\"a\"]"].map(|it| it.parse().unwrap());
+        for mut config in [json!({"os": "linux"}), json!({"os": "linux", "config": null})] {
+            apply_all(&mut config, &[]);
+            assert!(config["config"].is_null());
+            apply_all(&mut config, &changes);
+            assert_eq!(config, json!({"os": "linux", "config": {"User": "5", "Cmd": ["a"]}}));
+        }
     }
 
     #[test]
