@@ -20,8 +20,8 @@ use rig::process::repository;
 /// Maximum number of packages in Cargo.lock. Each package is code that runs with the users' rights, so raise the
 /// number deliberately. HTTP and TLS brought 115, half of them for systems that Quire is never built for. gRPC, which
 /// engines use, brought 24. Varlink brought 22, of which those of zlink's other runtime are never built. The encryption
-/// of private keys brought 10.
-const MOST_PACKAGES: usize = 335;
+/// of private keys brought 10. Go's templates brought 2.
+const MOST_PACKAGES: usize = 337;
 
 /// Number of lines from which a file should be split, according to the style rules.
 const MOST_LINES: usize = 700;

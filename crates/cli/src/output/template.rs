@@ -1,0 +1,715 @@
+//! Templates of `--format`: Go's language, with the functions, escapes and tables of podman.
+//!
+//! The crate `gotmpl` parses and executes templates. Podman's additions are in this file: `table `, `\t` and `\n`
+//! outside of actions, a newline after each row, and functions such as `json` and `join`. Sources: podman,
+//! `pkg/report/template.go` and `formatter.go` of containers/common.
+//!
+//! A template comes from the command line. Its values may come from images and containers, so the output goes to a
+//! terminal only through [`print()`].
+
+use std::fmt;
+use std::io::Write as _;
+use std::sync::Arc;
+
+use anyhow::{Context as _, anyhow, bail};
+use gotmpl::{MissingKey, Template, TemplateError, Value};
+use serde_json::Value as Json;
+
+use crate::output::report;
+use crate::output::width;
+
+/// Maximum length of a template, in bytes.
+const MOST_TEMPLATE: usize = 64 << 10;
+
+/// Maximum length of the output of a template, in bytes.
+const MOST_OUTPUT: usize = 64 << 20;
+
+/// Maximum number of rounds of all `range` actions in a template.
+const MOST_ROUNDS: u64 = 1_000_000;
+
+/// Maximum number of nested lists and objects in a value. Quire's own reports have fewer than ten.
+const MOST_DEPTH: usize = 64;
+
+/// Maximum number of spaces that `pad` adds on a side.
+const MOST_SPACES: usize = 1000;
+
+/// Width of a table's column, and the space between two columns, in characters. Source: podman, `formatter.go`.
+const LEAST_COLUMN: usize = 12;
+const GAP: usize = 2;
+
+/// Names of fields whose entries have names that users choose. A missing entry is `<no value>` instead of an error.
+const OPEN_FIELDS: [&str; 8] = [
+    "Annotations",
+    "ExposedPorts",
+    "Labels",
+    "Networks",
+    "Options",
+    "PortBindings",
+    "Ports",
+    "Volumes",
+];
+
+/// Functions besides Go's own. Source: podman, `template.go`.
+const FUNCTIONS: [&str; 9] =
+    ["index", "join", "json", "lower", "pad", "split", "title", "truncate", "upper"];
+
+/// Renders a value by a template. The result has no final newline, unless the template writes one.
+pub(crate) fn render(template: &str, value: &Json) -> anyhow::Result<String> {
+    if template.starts_with(TABLE) {
+        let mut text = list(template, std::slice::from_ref(value), &[])?;
+        text.truncate(text.trim_end_matches('\n').len());
+        return Ok(text);
+    }
+    let text = prepared(template, Columns::AsWritten)?;
+    let mut out = String::new();
+    execute(&text, value, &mut out).with_context(|| about(template))?;
+    Ok(out)
+}
+
+/// Renders a list by a template, with a line for each row. `table ` at the beginning of the template adds titles and
+/// aligns columns. A template that has `{{range .}}` gets the whole list. `titles` has the titles of fields whose title
+/// is not their name.
+pub(crate) fn list(
+    template: &str,
+    rows: &[Json],
+    titles: &[(&str, &str)],
+) -> anyhow::Result<String> {
+    let (body, columns) = match template.strip_prefix(TABLE) {
+        Some(body) => (body, Columns::AtSpaces),
+        None => (template, Columns::AsWritten),
+    };
+    let text = prepared(body, columns)?;
+    let context = || about(template);
+    let mut out = String::new();
+    if columns == Columns::AsWritten && ranges_over_all(&text) {
+        let all = Json::Array(rows.to_vec());
+        execute(&text, &all, &mut out).with_context(context)?;
+        end_line(&mut out, &text);
+        return Ok(out);
+    }
+    if columns == Columns::AtSpaces {
+        out.push_str(&title_line(&text, titles));
+        end_line(&mut out, &text);
+    }
+    for row in rows {
+        execute(&text, row, &mut out).with_context(context)?;
+        end_line(&mut out, &text);
+    }
+    Ok(if columns == Columns::AtSpaces { aligned(&out) } else { out })
+}
+
+/// Prints a rendered text as it is, for programs. On a terminal, control characters of the values are escaped.
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = report::standard_output();
+    if width::of_output().is_none() {
+        out.write_all(text.as_bytes())?;
+    } else {
+        // Tabs and newlines are the template's.
+        for piece in text.split_inclusive(['\n', '\t']) {
+            let end = piece.trim_end_matches(['\n', '\t']).len();
+            out.write_all(report::plain(&piece[..end]).as_bytes())?;
+            out.write_all(&piece.as_bytes()[end..])?;
+        }
+    }
+    out.flush()?;
+    Ok(())
+}
+
+/// The word that makes a template a table.
+const TABLE: &str = "table ";
+
+/// Whether spaces outside of actions separate columns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Columns {
+    AsWritten,
+    AtSpaces,
+}
+
+fn about(template: &str) -> String {
+    const MOST: usize = 200;
+    let rest = if template.chars().nth(MOST).is_some() { "..." } else { "" };
+    format!("cannot use the template \"{}{rest}\"", template.chars().take(MOST).collect::<String>())
+}
+
+/// Adds the newline that podman adds to templates without a final one.
+fn end_line(out: &mut String, text: &str) {
+    if !text.ends_with('\n') {
+        out.push('\n');
+    }
+}
+
+/// A part of a template.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TemplatePiece<'a> {
+    Text(&'a str),
+    /// With its braces.
+    Action(&'a str),
+}
+
+fn pieces(template: &str) -> Vec<TemplatePiece<'_>> {
+    let mut pieces = Vec::new();
+    let mut rest = template;
+    while let Some(start) = rest.find("{{") {
+        let (text, action) = rest.split_at(start);
+        let (action, after) = action.split_at(action_length(action));
+        pieces.extend([TemplatePiece::Text(text), TemplatePiece::Action(action)]);
+        rest = after;
+    }
+    pieces.push(TemplatePiece::Text(rest));
+    pieces
+}
+
+/// Returns the length of the action at the beginning of `text`. Strings and comments in it may contain `}}`. The whole
+/// text is the action if it has no end, which the parser refuses.
+fn action_length(text: &str) -> usize {
+    if content(text).starts_with("/*") {
+        let end = text.find("*/").and_then(|at| Some(at + text[at..].find("}}")?));
+        return end.map_or(text.len(), |at| at + 2);
+    }
+    let mut quote = None;
+    let mut is_escaped = false;
+    for (at, it) in text.char_indices().skip(2) {
+        match quote {
+            Some(_) if is_escaped => is_escaped = false,
+            Some(open) => {
+                is_escaped = it == '\\' && open != '`';
+                if it == open {
+                    quote = None;
+                }
+            }
+            None if matches!(it, '"' | '\'' | '`') => quote = Some(it),
+            None if text[at..].starts_with("}}") => return at + 2,
+            None => {}
+        }
+    }
+    text.len()
+}
+
+/// Returns an action without its braces, the dashes that trim spaces, and spaces.
+fn content(action: &str) -> &str {
+    let inner = action.strip_prefix("{{").unwrap_or(action);
+    let inner = inner.strip_suffix("}}").unwrap_or(inner);
+    let inner = inner.strip_prefix("- ").unwrap_or(inner);
+    inner.strip_suffix(" -").unwrap_or(inner).trim()
+}
+
+/// Replaces `\t` and `\n` outside of actions, and podman's `.Label "NAME"` inside of them.
+fn prepared(template: &str, columns: Columns) -> anyhow::Result<String> {
+    if template.len() > MOST_TEMPLATE {
+        bail!("a template is longer than {}", report::size(MOST_TEMPLATE as u64));
+    }
+    let mut text = String::new();
+    for piece in pieces(template) {
+        match piece {
+            TemplatePiece::Text(it) => {
+                let it = it.replace("\\t", "\t").replace("\\n", "\n");
+                text.push_str(&match columns {
+                    Columns::AtSpaces => it.replace(' ', "\t"),
+                    Columns::AsWritten => it,
+                });
+            }
+            TemplatePiece::Action(it) => {
+                let mut it = it.to_owned();
+                for before in ["{{", " ", "("] {
+                    let call = format!("{before}.Label ");
+                    it = it.replace(&call, &format!("{before}index .Labels "));
+                }
+                text.push_str(&it);
+            }
+        }
+    }
+    Ok(text)
+}
+
+/// Returns whether a template writes the rows itself.
+fn ranges_over_all(text: &str) -> bool {
+    pieces(text).iter().any(|piece| match piece {
+        TemplatePiece::Action(it) => content(it).split_whitespace().eq(["range", "."]),
+        TemplatePiece::Text(_) => false,
+    })
+}
+
+/// Returns the line of a table's titles: the template, with a title in place of each action.
+fn title_line(text: &str, titles: &[(&str, &str)]) -> String {
+    let mut line = String::new();
+    for piece in pieces(text) {
+        match piece {
+            TemplatePiece::Text(it) => line.push_str(it),
+            TemplatePiece::Action(action) => {
+                if let Some(field) = field(content(action)) {
+                    let known = titles.iter().find(|(name, _)| *name == field);
+                    line.push_str(&known.map_or_else(|| title(field), |it| it.1.to_owned()));
+                }
+            }
+        }
+    }
+    line
+}
+
+/// Returns the name of the first field that an action prints. `None` if it prints none.
+fn field(action: &str) -> Option<&str> {
+    const SILENT: [&str; 9] =
+        ["block", "break", "continue", "define", "else", "end", "if", "range", "with"];
+    let first = action.split_whitespace().next()?;
+    if SILENT.contains(&first) || first.starts_with("/*") {
+        return None;
+    }
+    let is_name = |it: char| it.is_alphanumeric() || it == '_' || it == '.';
+    let path = action.split(|it| !is_name(it)).find(|it| it.starts_with('.') && it.len() > 1)?;
+    path.rsplit('.').next().filter(|it| !it.is_empty())
+}
+
+/// Makes a title from a field's name: `CreatedAt` is `CREATED AT`, and `ImageID` is `IMAGE ID`.
+fn title(field: &str) -> String {
+    let mut title = String::new();
+    let mut before: Option<char> = None;
+    let mut rest = field.chars().peekable();
+    while let Some(it) = rest.next() {
+        let begins_word = it.is_uppercase()
+            && before.is_some_and(|before| {
+                before.is_lowercase() || rest.peek().is_some_and(|next| next.is_lowercase())
+            });
+        if begins_word {
+            title.push(' ');
+        }
+        title.extend(it.to_uppercase());
+        before = Some(it);
+    }
+    title
+}
+
+/// Aligns the columns between tabs. The last cell of a line has no width.
+fn aligned(text: &str) -> String {
+    let rows: Vec<Vec<&str>> = text.split('\n').map(|line| line.split('\t').collect()).collect();
+    let mut widths = Vec::new();
+    for row in &rows {
+        for (column, cell) in row.iter().take(row.len().saturating_sub(1)).enumerate() {
+            if widths.len() <= column {
+                widths.push(LEAST_COLUMN);
+            }
+            widths[column] = widths[column].max(cell.chars().count() + GAP);
+        }
+    }
+    let mut out = String::new();
+    for (number, row) in rows.iter().enumerate() {
+        if number > 0 {
+            out.push('\n');
+        }
+        for (column, cell) in row.iter().enumerate() {
+            out.push_str(cell);
+            if column + 1 < row.len() {
+                let space = widths[column].saturating_sub(cell.chars().count());
+                out.extend(std::iter::repeat_n(' ', space));
+            }
+        }
+    }
+    out
+}
+
+/// Executes a template, and appends its output.
+fn execute(text: &str, value: &Json, out: &mut String) -> anyhow::Result<()> {
+    let data = from_json(value, MOST_DEPTH)?;
+    let before = out.len();
+    let mut bounded = Bounded { out };
+    let Err(error) = run(text, &data, MissingKey::Error, &mut bounded) else { return Ok(()) };
+    let TemplateError::MissingKey { key } = &error else { return Err(explained(error)) };
+    let owner = Owner::find(text, key, value);
+    if owner.name.is_some_and(|name| OPEN_FIELDS.contains(&name)) {
+        bounded.out.truncate(before);
+        return run(text, &data, MissingKey::Invalid, &mut bounded).map_err(explained);
+    }
+    Err(owner.lacks(key))
+}
+
+fn run(
+    text: &str,
+    data: &Value,
+    missing: MissingKey,
+    out: &mut Bounded<'_>,
+) -> Result<(), TemplateError> {
+    let template = Template::new("").missing_key(missing).max_range_iters(MOST_ROUNDS);
+    with_functions(template).parse(text)?.execute_fmt(out, data)
+}
+
+fn explained(error: TemplateError) -> anyhow::Error {
+    match error {
+        TemplateError::Write => {
+            anyhow!("its output is longer than {}", report::size(MOST_OUTPUT as u64))
+        }
+        TemplateError::UndefinedFunction(name) => anyhow!(
+            "there is no function \"{name}\": there are {}, and those of Go's templates",
+            FUNCTIONS.join(", ")
+        ),
+        error => anyhow!(error),
+    }
+}
+
+/// Text of limited length.
+struct Bounded<'a> {
+    out: &'a mut String,
+}
+
+impl fmt::Write for Bounded<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        if self.out.len().saturating_add(text.len()) > MOST_OUTPUT {
+            return Err(fmt::Error);
+        }
+        self.out.push_str(text);
+        Ok(())
+    }
+}
+
+/// The object that lacks a field.
+struct Owner<'a> {
+    /// Name of the field that has the object. `None` for the outermost one.
+    name: Option<&'a str>,
+    object: &'a Json,
+}
+
+impl<'a> Owner<'a> {
+    /// Finds the object from the path before the name in the template. gotmpl's error has only the name. Inside of
+    /// `range` and `with`, paths begin at another object, so the outermost object is returned.
+    fn find(text: &'a str, key: &str, value: &'a Json) -> Self {
+        let root = match value {
+            Json::Array(all) => all.first().unwrap_or(value),
+            value => value,
+        };
+        let is_name = |it: char| it.is_alphanumeric() || it == '_' || it == '.';
+        let paths = text.split(|it| !is_name(it)).filter_map(|it| it.strip_prefix('.'));
+        for path in paths {
+            let mut owner = Self { name: None, object: root };
+            for name in path.split('.') {
+                match owner.object.get(name) {
+                    Some(object) => owner = Self { name: Some(name), object },
+                    None if name == key && owner.object.is_object() => return owner,
+                    None => break,
+                }
+            }
+        }
+        Self { name: None, object: root }
+    }
+
+    fn lacks(&self, key: &str) -> anyhow::Error {
+        let names: Vec<_> = self.object.as_object().into_iter().flat_map(|it| it.keys()).collect();
+        let names: Vec<_> = names.iter().map(|it| it.as_str()).collect();
+        let place = self.name.map_or_else(String::new, |name| format!(" in \"{name}\""));
+        if names.is_empty() {
+            return anyhow!("there is no field \"{key}\"{place}, which has no fields");
+        }
+        anyhow!("there is no field \"{key}\"{place}: the fields are {}", names.join(", "))
+    }
+}
+
+fn from_json(value: &Json, depth: usize) -> anyhow::Result<Value> {
+    let Some(below) = depth.checked_sub(1) else {
+        bail!("its value has more than {MOST_DEPTH} levels")
+    };
+    Ok(match value {
+        Json::Null => Value::Nil,
+        Json::Bool(it) => Value::Bool(*it),
+        Json::String(it) => Value::String(it.as_str().into()),
+        Json::Number(it) => match (it.as_i64(), it.as_u64(), it.as_f64()) {
+            (Some(it), ..) => Value::Int(it),
+            (None, Some(it), _) => Value::Uint(it),
+            (None, None, Some(it)) => Value::Float(it),
+            (None, None, None) => Value::String(it.to_string().into()),
+        },
+        Json::Array(all) => {
+            let all: anyhow::Result<Vec<_>> = all.iter().map(|it| from_json(it, below)).collect();
+            Value::List(all?.into())
+        }
+        Json::Object(all) => {
+            let field = |(name, it): (&String, &Json)| -> anyhow::Result<(Arc<str>, Value)> {
+                Ok((Arc::from(name.as_str()), from_json(it, below)?))
+            };
+            Value::Map(Arc::new(all.iter().map(field).collect::<anyhow::Result<_>>()?))
+        }
+    })
+}
+
+fn to_json(value: &Value) -> Json {
+    match value {
+        Value::Nil | Value::Function(_) => Json::Null,
+        Value::Bool(it) => Json::Bool(*it),
+        Value::Int(it) => Json::from(*it),
+        Value::Uint(it) => Json::from(*it),
+        Value::Float(it) => Json::from(*it),
+        Value::String(it) => Json::from(&**it),
+        Value::List(all) => all.iter().map(to_json).collect(),
+        Value::Map(all) => {
+            Json::Object(all.iter().map(|(name, it)| (name.to_string(), to_json(it))).collect())
+        }
+    }
+}
+
+/// Adds the functions that Go does not have. `index` replaces Go's, because a missing entry of an object is empty, as
+/// those of a `map[string]string` are, which labels and options are in podman.
+fn with_functions(template: Template) -> Template {
+    let template = template.func("index", |args| {
+        let Some((first, path)) = args.split_first() else {
+            return Err(TemplateError::Exec("index needs a list or an object".to_owned()));
+        };
+        path.iter().try_fold(first.clone(), |value, key| match (&value, key) {
+            (Value::Map(all), Value::String(key)) if !all.contains_key(key) => {
+                Ok(Value::String("".into()))
+            }
+            _ => value.index(key),
+        })
+    });
+    let template = template.func("json", |args| {
+        let json = args.first().map_or(Json::Null, to_json);
+        Ok(Value::String(json.to_string().into()))
+    });
+    let template = template.func("join", |args| {
+        let Some(Value::List(all)) = args.first() else {
+            return Err(TemplateError::Exec("join needs a list and a separator".to_owned()));
+        };
+        let all: Vec<_> = all.iter().map(ToString::to_string).collect();
+        Ok(Value::String(all.join(text("join", args, 1)?).into()))
+    });
+    let template = template.func("split", |args| {
+        let (it, separator) = (text("split", args, 0)?, text("split", args, 1)?);
+        // Like Go, an empty separator splits after each character.
+        let parts: Vec<Value> = if separator.is_empty() {
+            it.chars().map(|it| Value::String(it.to_string().into())).collect()
+        } else {
+            it.split(separator).map(|it| Value::String(it.into())).collect()
+        };
+        Ok(Value::List(parts.into()))
+    });
+    let template = template
+        .func("lower", |args| Ok(Value::String(text("lower", args, 0)?.to_lowercase().into())))
+        .func("upper", |args| Ok(Value::String(text("upper", args, 0)?.to_uppercase().into())))
+        .func("title", |args| Ok(Value::String(words(text("title", args, 0)?).into())));
+    let template = template.func("truncate", |args| {
+        let (it, most) = (text("truncate", args, 0)?, number("truncate", args, 1)?);
+        let end = it.char_indices().nth(most).map_or(it.len(), |(at, _)| at);
+        Ok(Value::String(it[..end].into()))
+    });
+    template.func("pad", |args| {
+        let it = text("pad", args, 0)?;
+        let (before, after) = (number("pad", args, 1)?, number("pad", args, 2)?);
+        if it.is_empty() {
+            return Ok(Value::String("".into()));
+        }
+        let spaces = |many: usize| " ".repeat(many.min(MOST_SPACES));
+        Ok(Value::String(format!("{}{it}{}", spaces(before), spaces(after)).into()))
+    })
+}
+
+/// Returns an argument that must be a string.
+fn text<'a>(function: &str, args: &'a [Value], at: usize) -> Result<&'a str, TemplateError> {
+    match args.get(at) {
+        Some(Value::String(it)) => Ok(it),
+        Some(other) => {
+            let kind = other.type_name();
+            Err(TemplateError::Exec(format!("{function} needs a string, and got: {kind}")))
+        }
+        None => Err(TemplateError::Exec(format!("{function} needs {} arguments", at + 1))),
+    }
+}
+
+/// Returns an argument that must be a length.
+fn number(function: &str, args: &[Value], at: usize) -> Result<usize, TemplateError> {
+    let number = args.get(at).and_then(Value::as_int).and_then(|it| usize::try_from(it).ok());
+    number.ok_or_else(|| TemplateError::Exec(format!("argument {} of {function} is no length", at + 1)))
+}
+
+/// Makes the first letter of each word a capital.
+fn words(it: &str) -> String {
+    let mut out = String::new();
+    let mut begins = true;
+    for it in it.chars() {
+        if begins {
+            out.extend(it.to_uppercase());
+        } else {
+            out.push(it);
+        }
+        begins = !(it.is_alphanumeric() || it == '_' || it == '\'');
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn container() -> Json {
+        json!({
+            "ID": "0123456789ab",
+            "Names": ["web", "www"],
+            "State": {"Status": "running", "Pid": 42, "ExitCode": 0, "OOMKilled": false},
+            "Labels": {"app": "shop", "com.example.team": "a b"},
+            "Mounts": [{"Source": "/a", "Type": "bind"}, {"Source": "/b", "Type": "volume"}],
+            "Big": u64::MAX,
+            "Ratio": 0.5,
+            "Empty": [],
+            "Nothing": null,
+        })
+    }
+
+    /// The expected values are those of Go 1.19's text/template with podman's functions, for a map of the same data.
+    #[test]
+    fn templates_render_as_in_go() {
+        let cases = [
+            ("{{.ID}}", "0123456789ab"),
+            ("{{ .ID }}", "0123456789ab"),
+            ("{{.State.Status}} {{.State.Pid}}", "running 42"),
+            ("{{.State.OOMKilled}}", "false"),
+            ("{{.Big}} {{.Ratio}}", "18446744073709551615 0.5"),
+            ("{{.Names}} {{.Empty}}", "[web www] []"),
+            ("{{.Nothing}}", "<no value>"),
+            ("{{.Labels}}", "map[app:shop com.example.team:a b]"),
+            ("{{json .Labels}}", r#"{"app":"shop","com.example.team":"a b"}"#),
+            ("{{json .Names}} {{json .State.Pid}}", r#"["web","www"] 42"#),
+            ("{{.Labels | json}}", r#"{"app":"shop","com.example.team":"a b"}"#),
+            (r#"{{index .Labels "com.example.team"}}"#, "a b"),
+            (r#"[{{index .Labels "no"}}]"#, "[]"),
+            (r#"{{.Label "app"}}{{if .Label "no"}}x{{end}}"#, "shop"),
+            ("{{.Labels.app}} {{.Labels.no}}", "shop <no value>"),
+            ("{{index .Names 1}}", "www"),
+            ("{{(index .Mounts 0).Source}}", "/a"),
+            (r#"{{range .Mounts}}{{.Type}}:{{.Source}} {{end}}"#, "bind:/a volume:/b "),
+            (r#"{{range $i, $it := .Names}}{{$i}}={{$it}};{{end}}"#, "0=web;1=www;"),
+            ("{{range .Empty}}x{{else}}none{{end}}", "none"),
+            (r#"{{range .Mounts}}{{if eq .Type "bind"}}{{.Source}}{{end}}{{end}}"#, "/a"),
+            ("{{if .State.OOMKilled}}killed{{else}}fine{{end}}", "fine"),
+            ("{{if eq .State.ExitCode 0}}ok{{end}}", "ok"),
+            ("{{if and .ID (gt .State.Pid 1)}}ok{{end}}", "ok"),
+            ("{{len .Names}} {{len .ID}} {{len .Labels}}", "2 12 2"),
+            (r#"{{join .Names ","}}"#, "web,www"),
+            ("{{upper .State.Status}} {{lower \"AB\"}} {{title \"one two\"}}", "RUNNING ab One Two"),
+            (r#"{{index (split "a/b/c" "/") 1}}"#, "b"),
+            (r#"{{truncate .ID 5}}{{pad "x" 1 2}}|"#, "01234 x  |"),
+            ("{{println .ID}}", "0123456789ab\n"),
+            (r#"{{printf "%s-%d" .ID .State.Pid}}"#, "0123456789ab-42"),
+            (r#"{{with .State}}{{.Pid}}{{end}}"#, "42"),
+            (r#"{{"{{"}}x{{"}}"}}"#, "{{x}}"),
+            (r"{{.ID}}\t{{.State.Pid}}\n", "0123456789ab\t42\n"),
+            (r#"{{printf "a\tb"}}"#, "a\tb"),
+            ("a {{/* no }} end */}}b", "a b"),
+            ("a {{- 1 -}} b", "a1b"),
+            ("plain", "plain"),
+            ("", ""),
+            ("table {{.ID}}\t{{.State.Pid}}", "ID            PID\n0123456789ab  42"),
+        ];
+        for (template, expect) in cases {
+            let found = render(template, &container()).unwrap_or_else(|it| panic!("{template}: {it:#}"));
+            assert_eq!(found, expect, "{template}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_field_is_an_error_that_names_the_others() {
+        let cases = [
+            (
+                "{{.Id}}",
+                "there is no field \"Id\": the fields are ID, Names, State, Labels, Mounts, Big, Ratio, Empty, Nothing",
+            ),
+            (
+                "{{.ID}} {{.State.Statuz}}",
+                "there is no field \"Statuz\" in \"State\": the fields are Status, Pid, ExitCode, OOMKilled",
+            ),
+            ("{{foo .ID}}", "there is no function \"foo\": there are index, join,"),
+            ("{{.ID.Name}}", "can't evaluate field Name in type string"),
+            ("{{join .ID \",\"}}", "join needs a list and a separator"),
+            ("{{upper .Names}}", "upper needs a string, and got: list"),
+            ("{{pad \"x\" -1 0}}", "argument 2 of pad is no length"),
+            ("{{truncate .ID}}", "argument 2 of truncate is no length"),
+        ];
+        for (template, expect) in cases {
+            let error = format!("{:#}", render(template, &container()).unwrap_err());
+            let start = format!("cannot use the template \"{template}\": ");
+            assert!(error.starts_with(&start), "{error}");
+            assert!(error.contains(expect), "{error}");
+        }
+    }
+
+    /// Each of these is an error or a text, soon.
+    #[test]
+    fn no_template_panics_or_grows_without_limit() {
+        let deep = |many: usize, open: &str, close: &str| open.repeat(many) + &close.repeat(many);
+        let cases = [
+            "{{".to_owned(),
+            "}}".to_owned(),
+            "{{}}".to_owned(),
+            "{{\"".to_owned(),
+            "{{`}}".to_owned(),
+            "{{/*".to_owned(),
+            "{{/* */".to_owned(),
+            "{{- ".to_owned(),
+            "{{-".to_owned(),
+            "{{.}}{{end}}".to_owned(),
+            "{{.}".to_owned(),
+            "{{.ä.ö}}".to_owned(),
+            "{{'\\".to_owned(),
+            "{{index}}".to_owned(),
+            "{{index . -1}}".to_owned(),
+            "{{index .Names 99999999999999999999}}".to_owned(),
+            "{{slice .ID 5 1}}".to_owned(),
+            "{{slice \"ä\" 0 1}}".to_owned(),
+            "{{json}}".to_owned(),
+            "{{printf \"%999999999d\" 1}}".to_owned(),
+            "{{pad \"x\" 9999999999 0}}".to_owned(),
+            "{{define \"a\"}}{{template \"a\"}}{{end}}{{template \"a\"}}".to_owned(),
+            "{{range 9999999999}}{{end}}".to_owned(),
+            "{{range 999999}}{{printf \"%9999d\" 1}}{{end}}".to_owned(),
+            "table ".to_owned(),
+            "table {{".to_owned(),
+            "table \\t\\t\\n{{range .}}".to_owned(),
+            deep(5000, "(", ")"),
+            format!("{{{{{}1{}}}}}", "(".repeat(5000), ")".repeat(5000)),
+            deep(5000, "{{if 1}}", "{{end}}"),
+            deep(3000, "{{range .}}", "{{end}}"),
+            ".a".repeat(10_000),
+            format!("{{{{{}}}}}", ".a".repeat(10_000)),
+            "x".repeat(MOST_TEMPLATE + 1),
+        ];
+        for template in cases {
+            let rendered = render(&template, &container());
+            assert!(rendered.is_err() || rendered.unwrap().len() <= MOST_OUTPUT);
+            drop(list(&template, &[container()], &[]));
+        }
+        let mut nested = json!(1);
+        for _ in 0..=MOST_DEPTH {
+            nested = json!([nested]);
+        }
+        assert!(render("{{.}}", &nested).is_err());
+    }
+
+    fn check_list(template: &str, expect: &str) {
+        let rows = [json!({"ID": "a", "CreatedAt": "now"}), json!({"ID": "long-identifier", "CreatedAt": "x"})];
+        let found = list(template, &rows, &[("ID", "CONTAINER ID")]).unwrap();
+        assert_eq!(found, expect, "{template}");
+    }
+
+    #[test]
+    fn lists_have_a_line_for_each_row() {
+        check_list("{{.ID}}", "a\nlong-identifier\n");
+        check_list(r"{{.ID}}\t{{.CreatedAt}}", "a\tnow\nlong-identifier\tx\n");
+        check_list(r"{{.ID}}\n", "a\nlong-identifier\n");
+        check_list("{{range .}}{{.ID}};{{end}}", "a;long-identifier;\n");
+        check_list("{{ range . -}} {{.ID}},{{ end -}}", "a,long-identifier,\n");
+        let table = "CONTAINER ID     CREATED AT\na                now\nlong-identifier  x\n";
+        check_list(r"table {{.ID}}\t{{.CreatedAt}}", table);
+        check_list("table {{ .ID }} {{ upper .CreatedAt }}", &table.replace("now", "NOW").replace("  x", "  X"));
+        assert_eq!(list("{{.ID}}", &[], &[]).unwrap(), "");
+        assert_eq!(list("table {{.ID}}", &[], &[]).unwrap(), "ID\n");
+    }
+
+    #[test]
+    fn titles_are_made_of_names() {
+        for (name, expect) in [
+            ("ID", "ID"),
+            ("Names", "NAMES"),
+            ("CreatedAt", "CREATED AT"),
+            ("ImageID", "IMAGE ID"),
+            ("IDHuman", "ID HUMAN"),
+            ("", ""),
+        ] {
+            assert_eq!(title(name), expect);
+        }
+    }
+}
