@@ -8,15 +8,18 @@ pub(crate) mod dump;
 pub(crate) mod export;
 pub(crate) mod file_listing;
 pub(crate) mod filter;
+pub(crate) mod history;
 #[expect(clippy::module_inception, reason = "the verb has the name of its group")]
 pub(crate) mod images;
 pub(crate) mod import;
 pub(crate) mod index;
 mod index_start;
+pub(crate) mod load;
 pub(crate) mod ls;
 pub(crate) mod merge;
 pub(crate) mod registry;
 pub(crate) mod rmi;
+pub(crate) mod save;
 pub(crate) mod show;
 #[cfg(feature = "signatures")]
 pub(crate) mod signing;

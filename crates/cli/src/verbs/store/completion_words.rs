@@ -16,16 +16,19 @@ use NameKind::{Container, Image};
 /// Arguments that are names of images or containers: the verbs, the argument, and the kind of its names.
 const NAMES: &[(&[&str], &str, &[NameKind])] = &[
     (&["run", "create", "bundle", "trace"], "image", &[Image]),
-    (&["show", "tag", "push", "sign", "convert", "index", "filter", "mount"], "name", &[Image]),
-    (&["rmi", "verify", "du"], "names", &[Image]),
+    (&["show", "history", "tag", "push", "sign", "convert", "index", "filter", "mount"], "name", &[Image]),
+    (&["rmi", "verify", "du", "save"], "names", &[Image]),
+    (&["inspect"], "names", &[Container, Image]),
+    (&["cp"], "source", &[Container]),
+    (&["cp"], "destination", &[Container]),
     (&["merge"], "images", &[Image]),
     (&["ls", "tree", "dump"], "target", &[Image]),
     (&["cat"], "targets", &[Image]),
     (&["diff"], "old", &[Image, Container]),
     (&["diff"], "new", &[Image]),
     (&["export"], "name", &[Image, Container]),
-    (&["exec", "logs", "commit", "fork", "rollback"], "container", &[Container]),
-    (&["start", "restart", "stop", "wait"], "containers", &[Container]),
+    (&["attach", "exec", "logs", "commit", "fork", "port", "rollback"], "container", &[Container]),
+    (&["kill", "start", "restart", "stop", "wait"], "containers", &[Container]),
     (&["rm"], "names", &[Container]),
 ];
 
