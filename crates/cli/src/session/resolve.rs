@@ -103,7 +103,7 @@ impl std::error::Error for NoContainer {}
 #[derive(Debug)]
 pub(crate) struct NoObject {
     pub(crate) name: String,
-    /// What it was looked up as.
+    /// Kind of thing that was looked up.
     pub(crate) kind: &'static str,
 }
 

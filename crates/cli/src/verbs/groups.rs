@@ -13,7 +13,7 @@ use crate::session::failure::UsageError;
 use crate::verbs::VerbArgs;
 use crate::verbs::command_words::CommandWords;
 
-/// A group, its commands with names of their own, and those that have the same name without the group.
+/// A group, its commands that have another name without it, and those that have the same name.
 struct Group {
     name: &'static str,
     renamed: &'static [(&'static str, &'static [&'static str])],
@@ -76,7 +76,7 @@ pub(crate) fn without_group(words: &[OsString]) -> Option<Vec<OsString>> {
     let same = group.same.iter().position(|it| word == it).map(|at| &group.same[at..=at]);
     let mut new = renamed.or(same)?;
     if verb == "help" {
-        // Help is about the command alone.
+        // Help explains the command, without options.
         new = new.get(..1).unwrap_or_default();
     }
     // `texts` lacks the name of the program.

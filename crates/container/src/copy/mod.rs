@@ -25,7 +25,7 @@ use rustix::io::Errno;
 
 pub use find::{Place, find};
 pub use pack::pack;
-pub use unpack::{Destination, Links, NewOwner, unpack};
+pub use unpack::{Destination, LinkHandling, NewOwner, unpack};
 
 /// Maximum number of directories above a file of a copy. Each of them is held open.
 const DEPTH_MAX: usize = 256;

@@ -27,7 +27,7 @@ fn on_host(root: &OwnedFd) -> Destination<'_> {
     Destination {
         root: root.as_fd(),
         directory: Vec::new(),
-        links: Links::Refused,
+        links: LinkHandling::Refused,
         owner: NewOwner::Caller,
         keeps_set_ids: false,
     }
@@ -36,7 +36,7 @@ fn on_host(root: &OwnedFd) -> Destination<'_> {
 /// Returns a destination in a container with this root.
 fn in_container<'a>(root: &'a OwnedFd, path: &str) -> Destination<'a> {
     let directory = path.as_bytes().to_vec();
-    Destination { directory, links: Links::Inside, keeps_set_ids: true, ..on_host(root) }
+    Destination { directory, links: LinkHandling::Inside, keeps_set_ids: true, ..on_host(root) }
 }
 
 fn copy(from: &Path, name: &str, to: &Destination<'_>) -> Result<Skipped, CopyError> {

@@ -23,10 +23,10 @@ use crate::bundle::userns::IdMap;
 /// How often to try to create a file whose name another process takes again and again.
 const TRIES: usize = 16;
 
-/// Links in the path of a directory below the destination.
+/// LinkHandling in the path of a directory below the destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Links {
-    /// Links lead to other directories inside the root, as for the programs of a container.
+pub enum LinkHandling {
+    /// LinkHandling lead to other directories inside the root, as for the programs of a container.
     Inside,
     /// A link is an error, because the tar may have made it.
     Refused,
@@ -50,7 +50,7 @@ pub struct Destination<'a> {
     pub root: BorrowedFd<'a>,
     /// Path of the directory for the files, inside the root; empty for the root itself.
     pub directory: Vec<u8>,
-    pub links: Links,
+    pub links: LinkHandling,
     pub owner: NewOwner<'a>,
     /// Whether files keep their set-user-id and set-group-id bits.
     pub keeps_set_ids: bool,
@@ -62,8 +62,8 @@ impl Destination<'_> {
         let whole = join(&self.directory, path);
         let whole = if whole.is_empty() { &b"."[..] } else { whole.as_slice() };
         match self.links {
-            Links::Inside => open_resolved(self.root, whole, flags, INSIDE),
-            Links::Refused => {
+            LinkHandling::Inside => open_resolved(self.root, whole, flags, INSIDE),
+            LinkHandling::Refused => {
                 let resolve = ResolveFlags::BENEATH
                     | ResolveFlags::NO_SYMLINKS
                     | ResolveFlags::NO_MAGICLINKS;
@@ -74,7 +74,7 @@ impl Destination<'_> {
 }
 
 /// Creates the files of the tar `source`. A file replaces another one of its name, but not a directory. `look` is called
-/// often, for work that has to be done meanwhile.
+/// often, for work that must not wait for the end.
 ///
 /// # Errors
 /// [`CopyError`]; some of the files exist then.
@@ -211,7 +211,7 @@ impl Unpacker<'_> {
         };
         let opened = openat(&here.directory, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty());
         let opened = match opened {
-            Err(Errno::NOTDIR | Errno::LOOP) if !is_new && self.to.links == Links::Inside => {
+            Err(Errno::NOTDIR | Errno::LOOP) if !is_new && self.to.links == LinkHandling::Inside => {
                 self.to.open(&path, DIRECTORY)
             }
             opened => opened,

@@ -1,20 +1,16 @@
 //! Verbs on containers, and the options that they share.
 
-pub(crate) mod attach;
+pub(crate) mod access;
 pub(crate) mod bundle;
 pub(crate) mod changes;
 pub(crate) mod commit;
 pub(crate) mod container_options;
-pub(crate) mod cp;
 pub(crate) mod create;
 pub(crate) mod exec;
 pub(crate) mod hosts;
-pub(crate) mod inspect;
-pub(crate) mod kill;
 pub(crate) mod logs;
 pub(crate) mod machine;
 pub(crate) mod network;
-pub(crate) mod port;
 pub(crate) mod ps;
 pub(crate) mod restart;
 pub(crate) mod rm;

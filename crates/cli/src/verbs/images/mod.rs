@@ -1,5 +1,6 @@
 //! Verbs on images and their names.
 
+pub(crate) mod archives;
 pub(crate) mod build;
 pub(crate) mod cat;
 pub(crate) mod convert;
@@ -13,13 +14,10 @@ pub(crate) mod history;
 pub(crate) mod images;
 pub(crate) mod import;
 pub(crate) mod index;
-mod index_start;
-pub(crate) mod load;
 pub(crate) mod ls;
 pub(crate) mod merge;
 pub(crate) mod registry;
 pub(crate) mod rmi;
-pub(crate) mod save;
 pub(crate) mod show;
 #[cfg(feature = "signatures")]
 pub(crate) mod signing;

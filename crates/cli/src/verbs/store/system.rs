@@ -29,7 +29,7 @@ pub(crate) enum SystemAction {
     Prune,
 }
 
-/// What `prune` removes.
+/// The things that `prune` removes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PrunedKind {
     /// Only containers
@@ -49,7 +49,7 @@ pub(crate) struct System {
     /// For prune: do not ask
     #[arg(short, long)]
     pub(crate) force: bool,
-    /// For prune: remove only what is older, for example until=24h
+    /// For prune: remove only older things, for example until=24h
     #[arg(long, value_name = "until=DURATION", value_parser = until)]
     pub(crate) filter: Option<i64>,
     /// For prune: remove only these, as `container prune` and `image prune`
@@ -195,7 +195,7 @@ fn images_of(containers: &[KnownContainer]) -> BTreeSet<ImageId> {
     containers.iter().filter_map(|it| Some(it.record.as_ref()?.image)).collect()
 }
 
-/// What `prune` removes.
+/// The things that `prune` is about to remove.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Doomed {
     containers: Vec<String>,
@@ -222,7 +222,9 @@ impl Doomed {
             };
             names = refs.into_iter().filter(|it| is_unused(&it.1)).map(|it| it.0).collect();
         }
-        Ok(Self { containers: doomed.into_iter().map(|it| it.id).collect(), names })
+        let mut containers: Vec<_> = doomed.into_iter().map(|it| it.id).collect();
+        containers.sort_unstable();
+        Ok(Self { containers, names })
     }
 }
 

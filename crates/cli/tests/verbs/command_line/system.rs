@@ -17,7 +17,7 @@ fn info_and_version_have_podmans_fields() {
     assert_eq!(info["store"]["graphRoot"], place.path("store").display().to_string());
     assert_eq!(info["store"]["containerStore"]["number"], 0);
     assert!(info["host"]["memTotal"].as_u64().unwrap() > 1 << 20, "{info}");
-    // Nothing is made.
+    // The store is not made.
     assert!(!place.path("store").exists());
     let format = |line: &str| place.out(line).trim_end().to_owned();
     let arch = info["host"]["arch"].as_str().unwrap();
@@ -79,10 +79,10 @@ fn prune_removes_what_does_not_run_and_no_name_holds() {
         assert!(ran.err.contains("all containers that do not run"), "{}", ran.err);
         assert!(is_there("over") && is_there("new"), "{answer:?}");
     }
-    // Nothing is that old.
+    // No container is that old.
     assert!(!place.out("container prune --force --filter until=1h").contains("over"));
     assert!(is_there("over"));
-    assert_eq!(place.out("container prune --force"), "Deleted Containers\nover\nnew\n");
+    assert_eq!(place.out("container prune --force"), "Deleted Containers\nnew\nover\n");
     assert!(is_there("runs") && !is_there("over") && !is_there("new"));
     // The image of a running container keeps its names, and so do others without --all.
     assert!(place.out("image prune --force").contains("freed"));

@@ -165,7 +165,7 @@ fn inspect_describes_containers_and_images() {
     let tags: Vec<_> = image[0]["RepoTags"].as_array().unwrap().iter().collect();
     assert_eq!(tags, ["a:latest", "web:latest"]);
     assert_eq!(it["Image"], image[0]["Id"]);
-    // What exists is printed.
+    // The others are printed.
     let ran = place.run("inspect web nosuch");
     let found: Value = serde_json::from_str(&ran.out).unwrap();
     assert_eq!((ran.code, found.as_array().unwrap().len()), (Some(3), 1));

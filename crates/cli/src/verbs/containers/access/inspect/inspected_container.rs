@@ -17,8 +17,8 @@ use store::{OpenOptions, Resolved};
 
 use crate::output::report::{self, Bytes};
 use crate::session::context::Context;
+use crate::verbs::containers::access::port::PortReport;
 use crate::verbs::containers::container_options::image_config;
-use crate::verbs::containers::port::PortReport;
 use crate::verbs::containers::start::shared_store;
 
 /// Report of `inspect` on a container.
@@ -185,7 +185,7 @@ pub(crate) struct InspectedHostReport {
 const NEVER: &str = "0001-01-01T00:00:00Z";
 
 impl InspectedContainerReport {
-    /// Reads everything that is known about a container. What cannot be read has its default.
+    /// Describes a container. A setting that cannot be read has its default.
     pub(crate) fn new(context: &Context, known: &KnownContainer) -> Self {
         let record = known.record.as_ref();
         let spec = RuntimeSpec::load(&known.folder).unwrap_or_default();

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueHint};
-use container::copy::{Destination, Links, NewOwner, unpack};
+use container::copy::{Destination, LinkHandling, NewOwner, unpack};
 use oci::docker::Archive;
 use oci::layout::Layout;
 use oci::source::{Choice, ImageSource, Input};
@@ -91,7 +91,7 @@ fn load(context: &Context, args: &Load) -> anyhow::Result<Answer> {
     let to = Destination {
         root: directory.as_fd(),
         directory: Vec::new(),
-        links: Links::Refused,
+        links: LinkHandling::Refused,
         owner: NewOwner::Caller,
         keeps_set_ids: false,
     };

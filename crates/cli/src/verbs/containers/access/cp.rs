@@ -13,7 +13,7 @@ use container::bundle::Kind;
 use container::bundle::spec::RuntimeSpec;
 use container::bundle::userns::IdMap;
 use container::changes::Owners;
-use container::copy::{self, Destination, Links, NewOwner, Place, Skipped};
+use container::copy::{self, Destination, LinkHandling, NewOwner, Place, Skipped};
 use container::life::at_rest::RestingRoot;
 use container::life::end::ended::LOST;
 use container::life::kept::KeptContainer;
@@ -66,7 +66,7 @@ impl VerbArgs for Cp {
     const DETAILS: &'static str = "The container may run, or may have ended. A relative PATH begins at the container's \
         working directory. Write ./NAME for a file of the host whose name contains a colon.\n\n\
         If DESTINATION is a directory, SOURCE is copied into it. If there is no such file, SOURCE gets this name. If \
-        SOURCE is a directory and ends with `/.`, its contents are copied. Links at the end of PATH are followed, but \
+        SOURCE is a directory and ends with `/.`, its contents are copied. LinkHandling at the end of PATH are followed, but \
         no link leads out of the container.\n\n\
         Modes and times are copied, but no extended attributes. Devices and sockets are left out. The host's copies have \
         no set-user-id and set-group-id bits.";
@@ -308,7 +308,7 @@ impl OpenedContainer {
             }
             false => NewOwner::OfTar(map),
         };
-        let (root, links) = (self.root(), Links::Inside);
+        let (root, links) = (self.root(), LinkHandling::Inside);
         Destination { root, directory, links, owner, keeps_set_ids: true }
     }
 }
@@ -468,7 +468,7 @@ impl HostTarget {
         Destination {
             root: self.directory.as_fd(),
             directory: Vec::new(),
-            links: Links::Refused,
+            links: LinkHandling::Refused,
             owner: if archive { NewOwner::Caller } else { NewOwner::OfTar(None) },
             keeps_set_ids: false,
         }

@@ -17,7 +17,7 @@ use crate::verbs::VerbArgs;
 use inspected_container::InspectedContainerReport;
 use inspected_image::InspectedImageReport;
 
-/// What a name is looked up as.
+/// The kind of thing that a name stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum InspectedType {
     /// A container, or else an image
@@ -79,7 +79,7 @@ fn inspect(context: &Context, args: &Inspect) -> anyhow::Result<Answer> {
         }
     }
     print(args.format.as_deref(), &found)?;
-    // What exists is printed all the same, as by podman.
+    // As by podman, the others are printed all the same.
     match missing {
         Some(name) => Err(NoObject { name: name.clone(), kind: args.kind.word() }.into()),
         None => Ok(Answer::Yes),
