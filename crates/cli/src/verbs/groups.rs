@@ -86,7 +86,7 @@ pub(crate) fn without_group(words: &[OsString]) -> Option<Vec<OsString>> {
 }
 
 /// Returns the commands of a group.
-fn commands(name: &str) -> Vec<&'static str> {
+pub(crate) fn commands(name: &str) -> Vec<&'static str> {
     let group = GROUPS.iter().find(|it| it.name == name);
     let mut all: Vec<_> = group
         .into_iter()

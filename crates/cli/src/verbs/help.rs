@@ -120,8 +120,27 @@ fn below(verb: &VerbRow, is_long: bool) -> String {
 }
 
 /// Commands that only the long help lists with a description, so that the short one fits on a screen.
-const RARE: [&str; 10] = [
-    "dump", "merge", "filter", "index", "unseal", "image", "container", "version", "completions",
+const RARE: [&str; 21] = [
+    "history",
+    "dump",
+    "save",
+    "load",
+    "convert",
+    "merge",
+    "filter",
+    "index",
+    "referrers",
+    "attach",
+    "port",
+    "share",
+    "unseal",
+    "trace",
+    "info",
+    "version",
+    "system",
+    "image",
+    "container",
+    "completions",
     "man",
 ];
 

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use clap::Args;
+use clap::{Args, ValueHint};
 use container::bundle::Kind;
 use container::bundle::spec::RuntimeSpec;
 use container::bundle::userns::IdMap;
@@ -55,8 +55,10 @@ pub(crate) struct Cp {
     #[arg(long, hide = true)]
     pub(crate) overwrite: bool,
     /// CONTAINER:PATH, a path of the host, or - for a tar on standard input
+    #[arg(value_hint = ValueHint::AnyPath)]
     pub(crate) source: OsString,
     /// CONTAINER:PATH, a path of the host, or - for a tar on standard output
+    #[arg(value_hint = ValueHint::AnyPath)]
     pub(crate) destination: OsString,
 }
 

@@ -196,8 +196,9 @@ fn import_all(
             ..ImportOptions::default()
         };
         let resources = JobResources::new(context, store, BUDGET);
-        let import = |environment: &_| transfer::import::import(store, source, environment, &options);
-        resources.during(import)??;
+        resources.during(|environment| {
+            transfer::import::import(store, source, environment, &options)
+        })??;
         report::line(&format!("Loaded image: {name}"))?;
     }
     Ok(Answer::Yes)
