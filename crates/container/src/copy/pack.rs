@@ -22,6 +22,12 @@ const PIECE: usize = 256 << 10;
 /// Size of the buffer for a directory's names, in bytes.
 const LISTING: usize = 32 << 10;
 
+/// Maximum size of the names of a directory in memory, in bytes, with [`NAME_COST`] for each name.
+const NAMES_MAX: usize = 256 << 20;
+
+/// Approximate memory for each name in addition to its bytes.
+const NAME_COST: usize = 48;
+
 /// Maximum number of files with several names that are remembered. Further ones become separate files.
 const LINKED_MAX: usize = 1 << 20;
 
@@ -205,7 +211,7 @@ impl Packer<'_, '_> {
 fn names(directory: BorrowedFd<'_>) -> Result<Vec<CString>, Errno> {
     let mut buffer = Vec::with_capacity(LISTING);
     let mut entries = RawDir::new(directory, buffer.spare_capacity_mut());
-    let mut names = Vec::new();
+    let (mut names, mut size) = (Vec::new(), 0_usize);
     while let Some(entry) = entries.next() {
         let entry = match entry {
             // The directory was removed.
@@ -213,6 +219,10 @@ fn names(directory: BorrowedFd<'_>) -> Result<Vec<CString>, Errno> {
             entry => entry?,
         };
         if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+            size = size.saturating_add(entry.file_name().count_bytes() + NAME_COST);
+            if size > NAMES_MAX {
+                return Err(Errno::TOOBIG);
+            }
             names.push(entry.file_name().to_owned());
         }
     }

@@ -23,10 +23,10 @@ use crate::bundle::userns::IdMap;
 /// How often to try to create a file whose name another process takes again and again.
 const TRIES: usize = 16;
 
-/// LinkHandling in the path of a directory below the destination.
+/// How to treat links in the path of a directory below the destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkHandling {
-    /// LinkHandling lead to other directories inside the root, as for the programs of a container.
+    /// Links lead to other directories inside the root, as for the programs of a container.
     Inside,
     /// A link is an error, because the tar may have made it.
     Refused,

@@ -68,7 +68,7 @@ impl VerbArgs for Cp {
     const DETAILS: &'static str = "The container may run, or may have ended. A relative PATH begins at the container's \
         working directory. Write ./NAME for a file of the host whose name contains a colon.\n\n\
         If DESTINATION is a directory, SOURCE is copied into it. If there is no such file, SOURCE gets this name. If \
-        SOURCE is a directory and ends with `/.`, its contents are copied. LinkHandling at the end of PATH are followed, but \
+        SOURCE is a directory and ends with `/.`, its contents are copied. Links at the end of PATH are followed, but \
         no link leads out of the container.\n\n\
         Modes and times are copied, but no extended attributes. Devices and sockets are left out. The host's copies have \
         no set-user-id and set-group-id bits.";
