@@ -512,7 +512,9 @@ fn text<'a>(function: &str, args: &'a [Value], at: usize) -> Result<&'a str, Tem
 /// Returns an argument that must be a length.
 fn number(function: &str, args: &[Value], at: usize) -> Result<usize, TemplateError> {
     let number = args.get(at).and_then(Value::as_int).and_then(|it| usize::try_from(it).ok());
-    number.ok_or_else(|| TemplateError::Exec(format!("argument {} of {function} is no length", at + 1)))
+    number.ok_or_else(|| {
+        TemplateError::Exec(format!("argument {} of {function} is no length", at + 1))
+    })
 }
 
 /// Makes the first letter of each word a capital.
@@ -580,7 +582,10 @@ mod tests {
             ("{{if and .ID (gt .State.Pid 1)}}ok{{end}}", "ok"),
             ("{{len .Names}} {{len .ID}} {{len .Labels}}", "2 12 2"),
             (r#"{{join .Names ","}}"#, "web,www"),
-            ("{{upper .State.Status}} {{lower \"AB\"}} {{title \"one two\"}}", "RUNNING ab One Two"),
+            (
+                "{{upper .State.Status}} {{lower \"AB\"}} {{title \"one two\"}}",
+                "RUNNING ab One Two",
+            ),
             (r#"{{index (split "a/b/c" "/") 1}}"#, "b"),
             (r#"{{truncate .ID 5}}{{pad "x" 1 2}}|"#, "01234 x  |"),
             ("{{println .ID}}", "0123456789ab\n"),
@@ -596,7 +601,8 @@ mod tests {
             ("table {{.ID}}\t{{.State.Pid}}", "ID            PID\n0123456789ab  42"),
         ];
         for (template, expect) in cases {
-            let found = render(template, &container()).unwrap_or_else(|it| panic!("{template}: {it:#}"));
+            let found =
+                render(template, &container()).unwrap_or_else(|it| panic!("{template}: {it:#}"));
             assert_eq!(found, expect, "{template}");
         }
     }
@@ -680,7 +686,10 @@ mod tests {
     }
 
     fn check_list(template: &str, expect: &str) {
-        let rows = [json!({"ID": "a", "CreatedAt": "now"}), json!({"ID": "long-identifier", "CreatedAt": "x"})];
+        let rows = [
+            json!({"ID": "a", "CreatedAt": "now"}),
+            json!({"ID": "long-identifier", "CreatedAt": "x"}),
+        ];
         let found = list(template, &rows, &[("ID", "CONTAINER ID")]).unwrap();
         assert_eq!(found, expect, "{template}");
     }
@@ -694,7 +703,10 @@ mod tests {
         check_list("{{ range . -}} {{.ID}},{{ end -}}", "a,long-identifier,\n");
         let table = "CONTAINER ID     CREATED AT\na                now\nlong-identifier  x\n";
         check_list(r"table {{.ID}}\t{{.CreatedAt}}", table);
-        check_list("table {{ .ID }} {{ upper .CreatedAt }}", &table.replace("now", "NOW").replace("  x", "  X"));
+        check_list(
+            "table {{ .ID }} {{ upper .CreatedAt }}",
+            &table.replace("now", "NOW").replace("  x", "  X"),
+        );
         assert_eq!(list("{{.ID}}", &[], &[]).unwrap(), "");
         assert_eq!(list("table {{.ID}}", &[], &[]).unwrap(), "ID\n");
     }

@@ -6,10 +6,10 @@ use serde_json::{Map, Value};
 
 use crate::output::progress;
 use crate::session::failure::FailureReport;
-use crate::verbs::containers::machine::MachineReport;
 use crate::verbs::containers::access::inspect::inspected_container::InspectedContainerReport;
 use crate::verbs::containers::access::inspect::inspected_image::InspectedImageReport;
 use crate::verbs::containers::access::port;
+use crate::verbs::containers::machine::MachineReport;
 use crate::verbs::containers::{changes, ps, wait};
 use crate::verbs::images::export::reports::{
     DiskReport, DockerReport, ErofsReport, ExportReport, ExtensionReport, LayoutReport, TarReport,

@@ -13,7 +13,10 @@ use rustix::fs::{FileType, Mode, OFlags, RawDir, Statx, openat};
 use rustix::io::Errno;
 
 use super::find::join;
-use super::{CopyError, DEPTH_MAX, DIRECTORY, HOLD, KERNELS, Skipped, TOO_DEEP, is_kernels, reopen, special, stat};
+use super::{
+    CopyError, DEPTH_MAX, DIRECTORY, HOLD, KERNELS, Skipped, TOO_DEEP, is_kernels, reopen, special,
+    stat,
+};
 use crate::changes::Owners;
 
 /// Size of a read of a file, in bytes.
@@ -58,7 +61,10 @@ pub fn pack(
         return Err(CopyError::refused(name, KERNELS));
     }
     let kind = super::kind(&found);
-    if !matches!(kind, FileType::Directory | FileType::RegularFile | FileType::Symlink | FileType::Fifo) {
+    if !matches!(
+        kind,
+        FileType::Directory | FileType::RegularFile | FileType::Symlink | FileType::Fifo
+    ) {
         return Err(CopyError::refused(name, special(kind)));
     }
     packer.entry(file, &found, name, 0)?;

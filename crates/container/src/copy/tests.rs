@@ -185,8 +185,7 @@ fn a_racing_container_redirects_nothing_to_the_host() {
         scope.spawn(|| {
             let flags = rustix::fs::RenameFlags::EXCHANGE;
             while !is_over.load(Ordering::Relaxed) {
-                let _exchanged =
-                    rustix::fs::renameat_with(&above, "b", &above, "other", flags);
+                let _exchanged = rustix::fs::renameat_with(&above, "b", &above, "other", flags);
             }
         });
         let names: Vec<_> = (0..20).map(|it| format!("a/b/{it}")).collect();

@@ -64,9 +64,8 @@ impl Destination<'_> {
         match self.links {
             LinkHandling::Inside => open_resolved(self.root, whole, flags, INSIDE),
             LinkHandling::Refused => {
-                let resolve = ResolveFlags::BENEATH
-                    | ResolveFlags::NO_SYMLINKS
-                    | ResolveFlags::NO_MAGICLINKS;
+                let resolve =
+                    ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
                 open_resolved(self.root, whole, flags, resolve)
             }
         }
@@ -211,7 +210,9 @@ impl Unpacker<'_> {
         };
         let opened = openat(&here.directory, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty());
         let opened = match opened {
-            Err(Errno::NOTDIR | Errno::LOOP) if !is_new && self.to.links == LinkHandling::Inside => {
+            Err(Errno::NOTDIR | Errno::LOOP)
+                if !is_new && self.to.links == LinkHandling::Inside =>
+            {
                 self.to.open(&path, DIRECTORY)
             }
             opened => opened,
@@ -256,8 +257,7 @@ impl Unpacker<'_> {
                     length = length.saturating_add(bytes.len() as u64);
                 }
                 Chunk::Data(bytes) => {
-                    write_all(file.as_fd(), bytes, length)
-                        .map_err(CopyError::io("write", path))?;
+                    write_all(file.as_fd(), bytes, length).map_err(CopyError::io("write", path))?;
                     length = length.saturating_add(bytes.len() as u64);
                 }
                 Chunk::Zeros(count) => length = length.saturating_add(count),

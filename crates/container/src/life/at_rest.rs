@@ -88,8 +88,7 @@ impl RestingRoot {
         let stage = Stage::new(&path, store.who().user, map.as_ref());
         let (folder, lock) = kept.into_folder();
         let (_image, _directory, _lock) = (image, place.into_locked(), lock);
-        let ended =
-            Ended { id, folder, path, root, stage, headrooms, _image, _directory, _lock };
+        let ended = Ended { id, folder, path, root, stage, headrooms, _image, _directory, _lock };
         Ok(Self { ended, map })
     }
 

@@ -91,8 +91,7 @@ pub(crate) fn exec(context: &Context, args: &Exec) -> anyhow::Result<Answer> {
         terminal,
     };
     if args.detach {
-        let (report, process) =
-            background::exec_behind(&found.folder, &found.id, more, &signals)?;
+        let (report, process) = background::exec_behind(&found.folder, &found.id, more, &signals)?;
         return not_started(MonitorReport::new(&found.id, report).wait(&process, &signals)?);
     }
     let killed = container::life::cgroup::memory::killed_in(&found.folder);

@@ -226,7 +226,6 @@ impl<'a> Starter<'a> {
         })?;
         Ok(Answer::Program(u8::try_from(code).unwrap_or(u8::MAX)))
     }
-
 }
 
 /// Passes a signal on to a container. The third request to end kills the container.

@@ -17,7 +17,11 @@ use NameKind::{Container, Image};
 /// Arguments that are names of images or containers: the verbs, the argument, and the kind of its names.
 const NAMES: &[(&[&str], &str, &[NameKind])] = &[
     (&["run", "create", "bundle", "trace"], "image", &[Image]),
-    (&["show", "history", "tag", "push", "sign", "convert", "index", "filter", "mount"], "name", &[Image]),
+    (
+        &["show", "history", "tag", "push", "sign", "convert", "index", "filter", "mount"],
+        "name",
+        &[Image],
+    ),
     (&["rmi", "verify", "du", "save"], "names", &[Image]),
     (&["inspect"], "names", &[Container, Image]),
     (&["merge"], "images", &[Image]),

@@ -217,9 +217,8 @@ impl Doomed {
         if args.all && args.only != Some(PrunedKind::Containers) {
             let in_use = images_of(&rest);
             let (refs, _) = store.refs.readable()?;
-            let is_unused = |it: &store::Reference| {
-                !in_use.contains(&it.image) && it.created.0 <= before
-            };
+            let is_unused =
+                |it: &store::Reference| !in_use.contains(&it.image) && it.created.0 <= before;
             names = refs.into_iter().filter(|it| is_unused(&it.1)).map(|it| it.0).collect();
         }
         let mut containers: Vec<_> = doomed.into_iter().map(|it| it.id).collect();

@@ -38,7 +38,10 @@ fn kill_sends_one_signal() {
     assert_eq!(place.run("kill --signal NONE other").code, Some(2));
     assert_eq!(place.run("kill absent").code, Some(3));
     assert_eq!(place.out("kill --all"), "other\n");
-    assert_eq!((status(&place, "other"), place.out("kill --all")), ("exited".into(), String::new()));
+    assert_eq!(
+        (status(&place, "other"), place.out("kill --all")),
+        ("exited".into(), String::new())
+    );
 }
 
 #[test]
@@ -160,8 +163,7 @@ fn inspect_describes_containers_and_images() {
     // A container comes first, and a type chooses.
     place.out("tag a web");
     assert_eq!(format("{{.State.Status}}", "web"), "exited\n");
-    let image: Value =
-        serde_json::from_str(&place.out("inspect --type image web")).unwrap();
+    let image: Value = serde_json::from_str(&place.out("inspect --type image web")).unwrap();
     let tags: Vec<_> = image[0]["RepoTags"].as_array().unwrap().iter().collect();
     assert_eq!(tags, ["a:latest", "web:latest"]);
     assert_eq!(it["Image"], image[0]["Id"]);

@@ -198,7 +198,8 @@ fn a_hostile_container_reaches_no_file_of_the_host() {
         }
         // The kernel resolves this link inside the root, where its directory does not exist.
         assert_eq!(place.run(&format!("cp file {name}:/to-made")).code, Some(2));
-        let names: Vec<_> = fs::read_dir(&host).unwrap().map(|it| it.unwrap().file_name()).collect();
+        let names: Vec<_> =
+            fs::read_dir(&host).unwrap().map(|it| it.unwrap().file_name()).collect();
         assert_eq!(names, ["secret"]);
         assert_eq!(fs::read_to_string(host.join("secret")).unwrap(), "secret\n");
         // Links inside of trees are copied, and not followed.

@@ -12,8 +12,7 @@ use super::{Home, chain, damage, files};
 use crate::build::{Layout, Pack, Tar};
 use quire_transfer::export::{
     ArchivedImage, Compression, ExportError, How, LayoutReport, Options, plan, plan_for_layout,
-    to_docker_archive,
-    to_layout,
+    to_docker_archive, to_layout,
 };
 use quire_transfer::import::Report;
 
@@ -323,8 +322,7 @@ fn a_docker_archive_gives_the_same_image() {
     let images = [ArchivedImage { manifest: image.manifest.unwrap(), names }];
     let write = || {
         let mut bytes = Vec::new();
-        let reports =
-            to_docker_archive(&home.store, &images, &mut bytes, &home.options()).unwrap();
+        let reports = to_docker_archive(&home.store, &images, &mut bytes, &home.options()).unwrap();
         let [report] = &reports[..] else { panic!("{reports:?}") };
         assert_eq!(report.bytes, bytes.len() as u64);
         bytes

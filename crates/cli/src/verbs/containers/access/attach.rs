@@ -58,7 +58,9 @@ impl VerbArgs for Attach {
 
 fn attach(context: &Context, args: &Attach) -> anyhow::Result<Answer> {
     if args.detach_keys.as_deref().is_some_and(|it| !it.is_empty()) {
-        context.remark("--detach-keys has no effect: --sig-proxy=false lets Ctrl-C end only this command");
+        context.remark(
+            "--detach-keys has no effect: --sig-proxy=false lets Ctrl-C end only this command",
+        );
     }
     let store = context.open(OpenOptions::read())?;
     let known = find_container(&store, &args.container)?;

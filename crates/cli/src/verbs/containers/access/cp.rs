@@ -72,7 +72,8 @@ impl VerbArgs for Cp {
         no link leads out of the container.\n\n\
         Modes and times are copied, but no extended attributes. Devices and sockets are left out. The host's copies have \
         no set-user-id and set-group-id bits.";
-    const EXAMPLES: &'static str = "quire cp web:/etc/hosts .\n  quire cp ./site/. web:/srv\n  quire cp web:/etc - | tar t";
+    const EXAMPLES: &'static str =
+        "quire cp web:/etc/hosts .\n  quire cp ./site/. web:/srv\n  quire cp web:/etc - | tar t";
     const PRINTS_JSON: bool = false;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
@@ -295,7 +296,8 @@ impl OpenedContainer {
 
     fn not_found(&self, path: &[u8], errno: Errno) -> anyhow::Error {
         let (path, id) = (file_listing::name(path), &self.id);
-        anyhow::Error::from(errno).context(format!("\"{path}\" could not be found on container {id}"))
+        anyhow::Error::from(errno)
+            .context(format!("\"{path}\" could not be found on container {id}"))
     }
 
     /// Returns the destination for files of this container, in this directory.
@@ -540,7 +542,8 @@ fn from_stream(
     opened: &OpenedContainers,
     destination: Side<'_>,
 ) -> anyhow::Result<Skipped> {
-    let (Side::Container { path, .. }, Some(container)) = (destination, opened.destination()) else {
+    let (Side::Container { path, .. }, Some(container)) = (destination, opened.destination())
+    else {
         bail!("the destination must be CONTAINER:PATH if the source is standard input");
     };
     let input = std::io::stdin();

@@ -38,7 +38,8 @@ pub(crate) struct Load {
 
 impl VerbArgs for Load {
     const NAME: &'static str = "load";
-    const ABOUT: &'static str = "Load the images of an archive that docker, podman or `quire save` wrote";
+    const ABOUT: &'static str =
+        "Load the images of an archive that docker, podman or `quire save` wrote";
     const DETAILS: &'static str = "The archive is a docker-archive or an oci-archive, compressed or not. The images get \
         the names that they have in it. `quire import` reads other formats, and gives an image another name.";
     const EXAMPLES: &'static str = "quire load -i debian.tar\n  docker save app | quire load";
@@ -81,7 +82,9 @@ fn load(context: &Context, args: &Load) -> anyhow::Result<Answer> {
         return import_all(context, args, &store, &images);
     }
     if !archive.has("oci-layout") {
-        bail!("{input} is neither a docker-archive nor an oci-archive: it has no manifest.json and no oci-layout");
+        bail!(
+            "{input} is neither a docker-archive nor an oci-archive: it has no manifest.json and no oci-layout"
+        );
     }
     let scratch = tempfile::tempdir();
     let scratch = scratch.context("cannot make a temporary directory for the archive")?;

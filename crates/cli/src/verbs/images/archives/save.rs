@@ -89,8 +89,7 @@ fn save(context: &Context, args: &Save) -> anyhow::Result<Answer> {
     let mut images: Vec<SavedImage> = Vec::new();
     for name in &args.names {
         // An import of the archive would have the origin `local`, so the policies must accept the image now.
-        let permitted =
-            crate::session::policy::permit(context, &store, resolve(&store, name)?)?;
+        let permitted = crate::session::policy::permit(context, &store, resolve(&store, name)?)?;
         let found = permitted.found();
         let manifest = found.manifest.with_context(|| layers::none(name, ""))?;
         let known = images.iter_mut().find(|it| it.image.manifest == manifest);
@@ -187,10 +186,10 @@ impl SaveRun<'_> {
         };
         for saved in images {
             let manifest: &Digest = &saved.image.manifest;
-            let plan =
-                plan_for_layout(self.store, manifest, compression, directory, self.options)?;
+            let plan = plan_for_layout(self.store, manifest, compression, directory, self.options)?;
             let names = saved.image.names.iter().map(|it| Some(it.as_str()));
-            let names: Vec<_> = if saved.image.names.is_empty() { vec![None] } else { names.collect() };
+            let names: Vec<_> =
+                if saved.image.names.is_empty() { vec![None] } else { names.collect() };
             for name in names {
                 let image = Some(&saved.found.image);
                 to_layout(self.store, &plan, image, directory, name, self.options)?;
