@@ -1,6 +1,6 @@
 use std::fs::{self, File};
 use std::io::Write as _;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use image::tar::Kind;
 use image::tar::write::{Member, Writer};
 use image::tree::{Metadata, Timestamp};
-use rustix::fs::Mode;
 
 use super::*;
 use crate::changes::Owners;

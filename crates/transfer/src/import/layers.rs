@@ -23,7 +23,7 @@ use super::objects::{BATCH, Keep, Queue};
 use super::stop::Stop;
 use super::tally::Totals;
 use super::{
-    DecodeError, Durable, ImportContext, ImportError, ImportOptions, ImportRun, Times,
+    DecodeError, Durable, ImportContext, ImportError, ImportOptions, ImportRun, Limits, Times,
     UncommittedImage, platform,
 };
 use crate::chunked::Tar;

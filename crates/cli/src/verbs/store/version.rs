@@ -1,7 +1,5 @@
 //! `version`: prints the version, in podman's format.
 
-use std::io::Write as _;
-
 use clap::Args;
 use serde::Serialize;
 

@@ -1,7 +1,5 @@
 //! `port`: lists the ports of the host that lead to containers.
 
-use std::io::Write as _;
-
 use anyhow::bail;
 use clap::Args;
 use container::life::lookup::{KnownContainer, all, find_container};

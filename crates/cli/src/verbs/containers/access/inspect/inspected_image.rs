@@ -7,7 +7,7 @@ use serde_json::Value;
 use store::{Resolved, Store};
 use transfer::{StoredError, StoredImage};
 
-use crate::output::report::{self, Bytes};
+use crate::output::report::Bytes;
 use crate::verbs::images::images::content_of;
 
 /// Report of `inspect` on an image.
