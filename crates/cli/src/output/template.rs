@@ -4,18 +4,21 @@
 //! outside of actions, a newline after each row, and functions such as `json` and `join`. Sources: podman,
 //! `pkg/report/template.go` and `formatter.go` of containers/common.
 //!
-//! A template comes from the command line. Its values may come from images and containers, so the output goes to a
+//! A template comes from the user who runs the command. Its depth, rounds and output are limited, but not the memory of
+//! a variable that it doubles again and again. Its values may come from images and containers, so the output goes to a
 //! terminal only through [`print()`].
+
+mod values;
 
 use std::fmt;
 use std::io::Write as _;
-use std::sync::Arc;
 
 use anyhow::{Context as _, anyhow, bail};
 use gotmpl::{MissingKey, Template, TemplateError, Value};
 use serde_json::Value as Json;
 
 use crate::output::report;
+use crate::output::template::values::{FUNCTIONS, MOST_DEPTH, from_json, with_functions};
 use crate::output::width;
 
 /// Maximum length of a template, in bytes.
@@ -26,12 +29,6 @@ const MOST_OUTPUT: usize = 64 << 20;
 
 /// Maximum number of rounds of all `range` actions in a template.
 const MOST_ROUNDS: u64 = 1_000_000;
-
-/// Maximum number of nested lists and objects in a value. Quire's own reports have fewer than ten.
-const MOST_DEPTH: usize = 64;
-
-/// Maximum number of spaces that `pad` adds on a side.
-const MOST_SPACES: usize = 1000;
 
 /// Width of a table's column, and the space between two columns, in characters. Source: podman, `formatter.go`.
 const LEAST_COLUMN: usize = 12;
@@ -49,10 +46,6 @@ const OPEN_FIELDS: [&str; 8] = [
     "Volumes",
 ];
 
-/// Functions besides Go's own. Source: podman, `template.go`.
-const FUNCTIONS: [&str; 9] =
-    ["index", "join", "json", "lower", "pad", "split", "title", "truncate", "upper"];
-
 /// Renders a value by a template. The result has no final newline, unless the template writes one.
 pub(crate) fn render(template: &str, value: &Json) -> anyhow::Result<String> {
     if template.starts_with(TABLE) {
@@ -64,6 +57,13 @@ pub(crate) fn render(template: &str, value: &Json) -> anyhow::Result<String> {
     let mut out = String::new();
     execute(&text, value, &mut out).with_context(|| about(template))?;
     Ok(out)
+}
+
+/// Returns whether `--format` asks for JSON of the whole list, as podman's `report.IsJSON` decides.
+pub(crate) fn is_json(template: &str) -> bool {
+    let words = template.trim();
+    let inner = words.strip_prefix("{{").and_then(|it| it.strip_suffix("}}"));
+    words == "json" || inner.is_some_and(|it| ["json", "json ."].contains(&it.trim()))
 }
 
 /// Renders a list by a template, with a line for each row. `table ` at the beginning of the template adds titles and
@@ -96,6 +96,18 @@ pub(crate) fn list(
         end_line(&mut out, &text);
     }
     Ok(if columns == Columns::AtSpaces { aligned(&out) } else { out })
+}
+
+/// Prints a list by a template, as [`list`] renders it. Without `has_no_titles`, a table has titles.
+pub(crate) fn print_list(
+    template: &str,
+    rows: &[Json],
+    titles: &[(&str, &str)],
+    has_no_titles: bool,
+) -> anyhow::Result<()> {
+    let text = list(template, rows, titles)?;
+    let is_cut = has_no_titles && template.starts_with(TABLE);
+    print(if is_cut { text.split_once('\n').map_or("", |it| it.1) } else { text.as_str() })
 }
 
 /// Prints a rendered text as it is, for programs. On a terminal, control characters of the values are escaped.
@@ -400,138 +412,6 @@ impl<'a> Owner<'a> {
     }
 }
 
-fn from_json(value: &Json, depth: usize) -> anyhow::Result<Value> {
-    let Some(below) = depth.checked_sub(1) else {
-        bail!("its value has more than {MOST_DEPTH} levels")
-    };
-    Ok(match value {
-        Json::Null => Value::Nil,
-        Json::Bool(it) => Value::Bool(*it),
-        Json::String(it) => Value::String(it.as_str().into()),
-        Json::Number(it) => match (it.as_i64(), it.as_u64(), it.as_f64()) {
-            (Some(it), ..) => Value::Int(it),
-            (None, Some(it), _) => Value::Uint(it),
-            (None, None, Some(it)) => Value::Float(it),
-            (None, None, None) => Value::String(it.to_string().into()),
-        },
-        Json::Array(all) => {
-            let all: anyhow::Result<Vec<_>> = all.iter().map(|it| from_json(it, below)).collect();
-            Value::List(all?.into())
-        }
-        Json::Object(all) => {
-            let field = |(name, it): (&String, &Json)| -> anyhow::Result<(Arc<str>, Value)> {
-                Ok((Arc::from(name.as_str()), from_json(it, below)?))
-            };
-            Value::Map(Arc::new(all.iter().map(field).collect::<anyhow::Result<_>>()?))
-        }
-    })
-}
-
-fn to_json(value: &Value) -> Json {
-    match value {
-        Value::Nil | Value::Function(_) => Json::Null,
-        Value::Bool(it) => Json::Bool(*it),
-        Value::Int(it) => Json::from(*it),
-        Value::Uint(it) => Json::from(*it),
-        Value::Float(it) => Json::from(*it),
-        Value::String(it) => Json::from(&**it),
-        Value::List(all) => all.iter().map(to_json).collect(),
-        Value::Map(all) => {
-            Json::Object(all.iter().map(|(name, it)| (name.to_string(), to_json(it))).collect())
-        }
-    }
-}
-
-/// Adds the functions that Go does not have. `index` replaces Go's, because a missing entry of an object is empty, as
-/// those of a `map[string]string` are, which labels and options are in podman.
-fn with_functions(template: Template) -> Template {
-    let template = template.func("index", |args| {
-        let Some((first, path)) = args.split_first() else {
-            return Err(TemplateError::Exec("index needs a list or an object".to_owned()));
-        };
-        path.iter().try_fold(first.clone(), |value, key| match (&value, key) {
-            (Value::Map(all), Value::String(key)) if !all.contains_key(key) => {
-                Ok(Value::String("".into()))
-            }
-            _ => value.index(key),
-        })
-    });
-    let template = template.func("json", |args| {
-        let json = args.first().map_or(Json::Null, to_json);
-        Ok(Value::String(json.to_string().into()))
-    });
-    let template = template.func("join", |args| {
-        let Some(Value::List(all)) = args.first() else {
-            return Err(TemplateError::Exec("join needs a list and a separator".to_owned()));
-        };
-        let all: Vec<_> = all.iter().map(ToString::to_string).collect();
-        Ok(Value::String(all.join(text("join", args, 1)?).into()))
-    });
-    let template = template.func("split", |args| {
-        let (it, separator) = (text("split", args, 0)?, text("split", args, 1)?);
-        // Like Go, an empty separator splits after each character.
-        let parts: Vec<Value> = if separator.is_empty() {
-            it.chars().map(|it| Value::String(it.to_string().into())).collect()
-        } else {
-            it.split(separator).map(|it| Value::String(it.into())).collect()
-        };
-        Ok(Value::List(parts.into()))
-    });
-    let template = template
-        .func("lower", |args| Ok(Value::String(text("lower", args, 0)?.to_lowercase().into())))
-        .func("upper", |args| Ok(Value::String(text("upper", args, 0)?.to_uppercase().into())))
-        .func("title", |args| Ok(Value::String(words(text("title", args, 0)?).into())));
-    let template = template.func("truncate", |args| {
-        let (it, most) = (text("truncate", args, 0)?, number("truncate", args, 1)?);
-        let end = it.char_indices().nth(most).map_or(it.len(), |(at, _)| at);
-        Ok(Value::String(it[..end].into()))
-    });
-    template.func("pad", |args| {
-        let it = text("pad", args, 0)?;
-        let (before, after) = (number("pad", args, 1)?, number("pad", args, 2)?);
-        if it.is_empty() {
-            return Ok(Value::String("".into()));
-        }
-        let spaces = |many: usize| " ".repeat(many.min(MOST_SPACES));
-        Ok(Value::String(format!("{}{it}{}", spaces(before), spaces(after)).into()))
-    })
-}
-
-/// Returns an argument that must be a string.
-fn text<'a>(function: &str, args: &'a [Value], at: usize) -> Result<&'a str, TemplateError> {
-    match args.get(at) {
-        Some(Value::String(it)) => Ok(it),
-        Some(other) => {
-            let kind = other.type_name();
-            Err(TemplateError::Exec(format!("{function} needs a string, and got: {kind}")))
-        }
-        None => Err(TemplateError::Exec(format!("{function} needs {} arguments", at + 1))),
-    }
-}
-
-/// Returns an argument that must be a length.
-fn number(function: &str, args: &[Value], at: usize) -> Result<usize, TemplateError> {
-    let number = args.get(at).and_then(Value::as_int).and_then(|it| usize::try_from(it).ok());
-    number.ok_or_else(|| {
-        TemplateError::Exec(format!("argument {} of {function} is no length", at + 1))
-    })
-}
-
-/// Makes the first letter of each word a capital.
-fn words(it: &str) -> String {
-    let mut out = String::new();
-    let mut begins = true;
-    for it in it.chars() {
-        if begins {
-            out.extend(it.to_uppercase());
-        } else {
-            out.push(it);
-        }
-        begins = !(it.is_alphanumeric() || it == '_' || it == '\'');
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -709,6 +589,24 @@ mod tests {
         );
         assert_eq!(list("{{.ID}}", &[], &[]).unwrap(), "");
         assert_eq!(list("table {{.ID}}", &[], &[]).unwrap(), "ID\n");
+    }
+
+    #[test]
+    fn json_of_a_list_has_several_spellings() {
+        for (template, expect) in [
+            ("json", true),
+            (" json ", true),
+            ("{{json .}}", true),
+            ("{{ json . }}", true),
+            ("{{json}}", true),
+            ("{{json .ID}}", false),
+            ("{{json .}} ", true),
+            ("x{{json .}}", false),
+            ("{{json .}}{{json .}}", false),
+            ("", false),
+        ] {
+            assert_eq!(is_json(template), expect, "{template}");
+        }
     }
 
     #[test]
