@@ -129,7 +129,7 @@ fn history(context: &Context, args: &History) -> anyhow::Result<Answer> {
         newest.id = found.image.to_string();
         newest.tags = names.map(|(name, _)| name.to_string()).collect();
     }
-    if context.json || args.format.as_deref() == Some("json") {
+    if context.json || args.format.as_deref().is_some_and(template::is_json) {
         report::json(&all)?;
         return Ok(Answer::Yes);
     }

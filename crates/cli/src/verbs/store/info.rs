@@ -155,7 +155,7 @@ impl VersionInfoReport {
 fn info(context: &Context, args: &Info) -> anyhow::Result<Answer> {
     let report = InfoReport::new(context)?;
     let format = args.format.as_deref().filter(|it| !it.is_empty());
-    if let Some(format) = format.filter(|it| *it != "json") {
+    if let Some(format) = format.filter(|it| !template::is_json(it)) {
         let value = upper(serde_json::to_value(&report)?);
         template::print(&(template::render(format, &value)? + "\n"))?;
         return Ok(Answer::Yes);

@@ -114,7 +114,7 @@ pub(crate) struct DfReport {
 fn df(context: &Context, args: &System) -> anyhow::Result<Answer> {
     let store = context.open_for(OpenOptions::read(), true)?;
     let rows = store.as_ref().map_or_else(|| Ok(DfReport::empty().to_vec()), DfReport::of)?;
-    if context.json || args.format.as_deref() == Some("json") {
+    if context.json || args.format.as_deref().is_some_and(template::is_json) {
         report::json(&rows)?;
         return Ok(Answer::Yes);
     }

@@ -39,7 +39,7 @@ pub(crate) struct VersionReport {
 fn version(context: &Context, args: &ShowVersion) -> anyhow::Result<Answer> {
     let report = VersionReport { client: VersionInfoReport::new() };
     let format = args.format.as_deref().filter(|it| !it.is_empty());
-    if let Some(format) = format.filter(|it| *it != "json") {
+    if let Some(format) = format.filter(|it| !template::is_json(it)) {
         let value = serde_json::to_value(&report)?;
         template::print(&(template::render(format, &value)? + "\n"))?;
         return Ok(Answer::Yes);

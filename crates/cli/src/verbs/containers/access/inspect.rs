@@ -98,7 +98,8 @@ impl InspectedType {
 
 fn print(format: Option<&str>, found: &[Value]) -> anyhow::Result<()> {
     match format {
-        None | Some("json" | "") => report::json(&found),
+        None | Some("") => report::json(&found),
+        Some(format) if template::is_json(format) => report::json(&found),
         Some(_) if found.is_empty() => Ok(()),
         Some(format) => template::print(&template::list(format, found, &[])?),
     }
