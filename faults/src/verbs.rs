@@ -144,6 +144,12 @@ pub(super) const VERBS: &[Verb] = &[
     },
     plain("export oci", App, "export app:1 oci:out/layout:1"),
     plain("export docker-archive", App, "export app:1 docker-archive:out/archive"),
+    plain("save", App, "save -o out/archive app:1 packed:1"),
+    plain("save, OCI", App, "save --format oci-archive -o out/archive app:1"),
+    Verb {
+        before: &["!$QUIRE --store in/store save -o out/archive app:1"],
+        ..plain("load", Fresh, "load -i out/archive")
+    },
     plain("export tar", App, "export app:1 tar:out/tar"),
     plain("export tar to standard output", App, "export app:1 tar:-"),
     plain("export erofs", App, "export app:1 erofs:out/erofs"),
@@ -178,6 +184,9 @@ pub(super) const VERBS: &[Verb] = &[
     plain("cat", App, "cat app:1:/etc/long"),
     plain("cat, packed", App, "cat packed:1:/etc/long"),
     plain("show", App, "show app:1"),
+    plain("inspect of an image", App, "inspect app:1"),
+    plain("history", App, "history app:1"),
+    plain("system df", App, "system df"),
     plain("images", App, "images --json"),
     plain("dump", App, "dump app:1"),
     plain("diff of images", App, "diff app:1 old:1"),
@@ -244,6 +253,10 @@ pub(super) const VERBS: &[Verb] = &[
     },
     Verb { before: RUNNING, ..container("exec", "exec flt sh -c 'cat /etc/text; exit 3'") },
     Verb { before: RUNNING, ..container("stop", "stop -t 0 flt") },
+    Verb { before: RUNNING, ..container("kill", "kill flt") },
+    Verb { before: RUNNING, ..container("inspect", "inspect flt") },
+    Verb { before: RUNNING, ..container("cp", "cp flt:/etc/text -") },
+    Verb { before: ENDED, ..container("cp of an ended container", "cp flt:/etc/text -") },
     Verb {
         before: &["run -d --name flt bb:1 -- sh -c 'sleep 0.1; exit 3'"],
         ..container("wait", "wait flt")

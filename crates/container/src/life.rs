@@ -1,5 +1,6 @@
 //! Containers from their start to their end, and the parts of them that are kept.
 
+pub mod at_rest;
 pub mod background;
 pub(crate) mod causes;
 pub mod cgroup;

@@ -16,6 +16,8 @@ use crate::Digest;
 use crate::manifest::{CONFIG_MAX, Config, MANIFEST_MAX, ManifestError, check_size};
 use crate::source::Choice;
 
+/// Member with the list of the images.
+const LIST: &str = "manifest.json";
 /// Maximum number of members in an archive. An image with 512 layers has some 2,000.
 const MEMBERS_MAX: usize = 1 << 16;
 /// Maximum length of a chain of symlinks to a member.
@@ -181,17 +183,35 @@ impl Archive {
         Ok(bytes)
     }
 
+    /// Whether the archive has a member with this path.
+    #[must_use]
+    pub fn has(&self, path: &str) -> bool {
+        self.members.contains_key(path.as_bytes())
+    }
+
+    /// Returns the names of each image, in the order of the archive. An image may have none.
+    ///
+    /// # Errors
+    /// [`DockerError`] if the list of images is missing or malformed.
+    pub fn images(&self) -> Result<Vec<Vec<String>>, DockerError> {
+        let entries = self.entries()?;
+        Ok(entries.into_iter().map(|it| it.repo_tags.unwrap_or_default()).collect())
+    }
+
+    fn entries(&self) -> Result<Vec<Entry>, DockerError> {
+        let bytes = self.small(LIST, "manifest", MANIFEST_MAX)?;
+        serde_json::from_slice(&bytes).map_err(|source| {
+            let source = ManifestError::Json { kind: "manifest", source };
+            DockerError::Manifest { name: LIST.as_bytes().to_vec(), source }
+        })
+    }
+
     /// Finds an image, and parses its config.
     ///
     /// # Errors
     /// [`DockerError`] if the image is missing, ambiguous or malformed.
     pub fn find_image(&self, choice: &Choice) -> Result<ArchiveImage, DockerError> {
-        let name = "manifest.json";
-        let bytes = self.small(name, "manifest", MANIFEST_MAX)?;
-        let entries: Vec<Entry> = serde_json::from_slice(&bytes).map_err(|source| {
-            let source = ManifestError::Json { kind: "manifest", source };
-            DockerError::Manifest { name: name.as_bytes().to_vec(), source }
-        })?;
+        let entries = self.entries()?;
         let tags = |entry: &Entry| entry.repo_tags.clone().unwrap_or_default();
         let there = || {
             let all: Vec<String> = entries.iter().flat_map(tags).collect();
@@ -200,7 +220,7 @@ impl Archive {
         let (entry, name) = match choice {
             Choice::Only => match &entries[..] {
                 [only] => (only, tags(only).into_iter().next()),
-                [] => return Err(DockerError::Absent(name.as_bytes().to_vec())),
+                [] => return Err(DockerError::Absent(LIST.as_bytes().to_vec())),
                 _ => return Err(DockerError::Several(there())),
             },
             Choice::Named(name) => {

@@ -318,6 +318,11 @@ impl Context {
         }
     }
 
+    /// Returns the same context, without progress.
+    pub(crate) fn without_progress(&self) -> Self {
+        Self { no_progress: true, ..self.clone() }
+    }
+
     /// Returns whether progress bars may be drawn.
     pub(crate) fn draws(&self) -> bool {
         !self.quiet && !self.no_progress && !self.json && std::io::stderr().is_terminal()

@@ -11,7 +11,7 @@ use store::{ResolveError, StoreError};
 use transfer::evidence::UseError;
 
 use crate::output::report;
-use crate::session::resolve::{NoContainer, Unresolved};
+use crate::session::resolve::{NoContainer, NoObject, Unresolved};
 
 /// Why a verb failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -87,6 +87,7 @@ fn from_cause(cause: &(dyn Error + 'static)) -> Option<FailureKind> {
     }
     let is_absent = find::<Unresolved>(cause).is_some_and(Unresolved::is_absent)
         || find::<NoContainer>(cause).is_some()
+        || find::<NoObject>(cause).is_some()
         || matches!(find(cause), Some(KnownError::Absent { .. }))
         || matches!(find(cause), Some(LookError::Known(KnownError::Absent { .. })))
         || matches!(find(cause), Some(ResolveError::Absent { .. }))

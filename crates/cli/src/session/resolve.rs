@@ -13,7 +13,7 @@ pub(crate) fn resolve(store: &Store, name: &str) -> Result<Resolved, Unresolved>
         let is_absent = matches!(source, ResolveError::Absent { .. });
         let hint = match is_absent && store.containers.image_of(name).is_some() {
             true => Some(format!(
-                "{name} is a container: `quire ps --json` describes it, `quire export {name} \
+                "{name} is a container: `quire inspect {name}` describes it, `quire export {name} \
                 changes:FILE` writes its changes, and `quire commit {name} IMAGE` makes an image of them"
             )),
             false => next_step(&source),
@@ -98,6 +98,22 @@ impl std::fmt::Display for NoContainer {
 }
 
 impl std::error::Error for NoContainer {}
+
+/// The error that neither a container nor an image has a name.
+#[derive(Debug)]
+pub(crate) struct NoObject {
+    pub(crate) name: String,
+    /// Kind of thing that was looked up.
+    pub(crate) kind: &'static str,
+}
+
+impl std::fmt::Display for NoObject {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "there is no {} \"{}\"", self.kind, self.name.escape_debug())
+    }
+}
+
+impl std::error::Error for NoObject {}
 
 /// Suggests names or ids that the user probably meant.
 pub(crate) fn meant(error: &ResolveError) -> Option<String> {

@@ -96,7 +96,8 @@ impl<'a> CommandWords<'a> {
                 self.options.push((option, None));
                 continue;
             }
-            self.awaited = rest.is_empty().then_some(option);
+            let awaits = rest.is_empty() && !option.is_require_equals_set();
+            self.awaited = awaits.then_some(option);
             self.options.push((option, (!rest.is_empty()).then(|| rest.to_owned())));
             return;
         }
@@ -252,6 +253,7 @@ mod tests {
             ("--json run --bogus", true),
             ("run --bogus --json a", true),
             ("history --json a", true),
+            ("cp -a --json a", true),
             ("run a prog --json", false),
             ("run a --json", false),
             ("run -- a --json", false),

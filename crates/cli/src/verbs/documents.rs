@@ -2,11 +2,14 @@
 //!
 //! The test `documents` of the verbs runs them.
 
+use std::ffi::OsString;
+
 use clap::error::ErrorKind;
 use testing::documents::{commands, commands_of_messages, pages};
 
 use super::command;
 use crate::verbs::VERBS;
+use crate::verbs::groups::without_group;
 
 /// Quotes in documents that look like commands of Quire: the page, their beginning, and their meaning.
 const OTHERS: [(&str, &str, &str); 7] = [
@@ -26,7 +29,10 @@ const PLACEHOLDERS: [&str; 4] = ["…", "COMMAND", "VERB", "X"];
 fn refused(words: &[String]) -> Option<clap::Error> {
     let words = words.iter().map(|it| it.replace('…', "...").replace("$(", "1.0 $("));
     let found = words.map(|it| it.split(" $(").next().unwrap_or_default().to_owned());
-    let error = command().try_get_matches_from(found).err()?;
+    let words: Vec<OsString> = found.map(OsString::from).collect();
+    // Such as `image ls`.
+    let words = without_group(&words).unwrap_or(words);
+    let error = command().try_get_matches_from(words).err()?;
     (!matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion)).then_some(error)
 }
 

@@ -21,6 +21,7 @@ use crate::session::scope;
 use crate::verbs::Verb;
 use crate::verbs::containers::changes::changes_file;
 use crate::verbs::containers::snapshots::snapshot::SnapshotAction;
+use crate::verbs::store::system::SystemAction;
 
 /// Moves this process into a user namespace if the verb needs rights that its user has only in one. The process must
 /// be single-threaded. `remark` is called about optional steps that failed. Returns whether the process has entered a
@@ -73,7 +74,15 @@ pub(crate) fn enter(
             }
             join(found, who, remark)
         }
+        // The first container decides: a process can be in the namespace of only one.
+        Verb::Cp(args) => {
+            let found = args.containers().find_map(|it| find_container(it, store, who));
+            join(found, who, remark)
+        }
         // Files that a container has written to the disk belong to ids of such a namespace.
+        Verb::System(args) if args.action == SystemAction::Prune => {
+            enter_own_namespace(who, Written::Stays, &mut |_| ())
+        }
         Verb::Rm(args) if args.names.iter().any(|it| is_left_on_disk(it, store, who)) => {
             // Remarks about ids matter only to containers that start.
             enter_own_namespace(who, Written::Stays, &mut |_| ())

@@ -120,7 +120,29 @@ fn below(verb: &VerbRow, is_long: bool) -> String {
 }
 
 /// Commands that only the long help lists with a description, so that the short one fits on a screen.
-const RARE: [&str; 7] = ["dump", "merge", "filter", "index", "unseal", "completions", "man"];
+const RARE: [&str; 21] = [
+    "history",
+    "dump",
+    "save",
+    "load",
+    "convert",
+    "merge",
+    "filter",
+    "index",
+    "referrers",
+    "attach",
+    "port",
+    "share",
+    "unseal",
+    "trace",
+    "info",
+    "version",
+    "system",
+    "image",
+    "container",
+    "completions",
+    "man",
+];
 
 /// Returns the help of the whole program, with its verbs in groups.
 fn template(command: &Command, columns: usize, is_long: bool) -> String {

@@ -6,12 +6,16 @@ use serde_json::{Map, Value};
 
 use crate::output::progress;
 use crate::session::failure::FailureReport;
+use crate::verbs::containers::access::inspect::inspected_container::InspectedContainerReport;
+use crate::verbs::containers::access::inspect::inspected_image::InspectedImageReport;
+use crate::verbs::containers::access::port;
 use crate::verbs::containers::machine::MachineReport;
 use crate::verbs::containers::{changes, ps, wait};
 use crate::verbs::images::export::reports::{
     DiskReport, DockerReport, ErofsReport, ExportReport, ExtensionReport, LayoutReport, TarReport,
 };
 use crate::verbs::images::filter::FilterReport;
+use crate::verbs::images::history::HistoryReport;
 use crate::verbs::images::images::{DamagedNameReport, SoundNameReport};
 use crate::verbs::images::import::ImportReport;
 use crate::verbs::images::merge::MergeReport;
@@ -22,7 +26,7 @@ use crate::verbs::images::registry::{push, referrers};
 use crate::verbs::images::show::ShowReport;
 use crate::verbs::images::{build, diff, file_listing, index};
 use crate::verbs::mounts::mount_spec;
-use crate::verbs::store::{damage, doctor, du, gc, memory, unseal};
+use crate::verbs::store::{damage, doctor, du, gc, info, memory, system, unseal, version};
 
 const START: &str = "\
 # What `--json` prints
@@ -81,6 +85,7 @@ fn page() -> String {
         "ps --engine",
         "A list of objects, one for each snapshot whose root is mounted; with `--all`, for each snapshot.",
     );
+    page.table::<port::PortReport>("port", "A list of objects, one for each port.");
     page.table::<mount_spec::SpecificationReport>("mount --specification", "");
     page.table::<MachineReport>(
         "bundle --vm",
@@ -91,6 +96,12 @@ fn page() -> String {
     page.table::<SoundNameReport>("images", "A list of objects, one for each name.");
     page.table::<DamagedNameReport>("images, for a name whose file is damaged", "");
     page.table::<ShowReport>("show", "");
+    page.table::<InspectedContainerReport>(
+        "inspect, for a container",
+        "`inspect` always prints JSON: a list of objects, one for each name, with podman's names of the fields.",
+    );
+    page.table::<InspectedImageReport>("inspect, for an image", "");
+    page.table::<HistoryReport>("history", "A list of objects, one for each step, newest first.");
     page.table::<file_listing::FileReport>("ls, tree", "A list of objects, one for each file.");
     page.table::<diff::DifferenceReport>("diff", "A list of objects, one for each difference.");
     page.table::<du::DuReport>("du", "");
@@ -98,7 +109,10 @@ fn page() -> String {
     page.table::<damage::CheckReport>("verify, fsck", "");
     page.table::<unseal::UnsealReport>("unseal", "");
     page.table::<gc::GcReport>("gc", "");
+    page.table::<system::DfReport>("system df", "A list of objects, one for each kind of data.");
     page.table::<doctor::DoctorReport>("doctor", "");
+    page.table::<info::InfoReport>("info", "");
+    page.table::<version::VersionReport>("version", "");
     page.0
 }
 

@@ -12,6 +12,7 @@ pub(crate) mod enter_namespace;
 #[cfg(test)]
 mod example;
 pub(crate) mod exit_codes;
+pub(crate) mod groups;
 pub(crate) mod help;
 pub(crate) mod images;
 #[cfg(all(test, feature = "disk", feature = "registry"))]
@@ -146,6 +147,8 @@ verbs! {
         Pull(images::registry::pull::Pull),
         Images(images::images::Images),
         Show(images::show::Show),
+        Inspect(containers::access::inspect::Inspect),
+        History(images::history::History),
         Ls(images::ls::Ls),
         Tree(images::tree::Tree),
         Cat(images::cat::Cat),
@@ -154,6 +157,8 @@ verbs! {
         Mount(mounts::mount::Mount),
         Umount(mounts::umount::Umount),
         Export(images::export::Export),
+        Save(images::archives::save::Save),
+        Load(images::archives::load::Load),
         #[cfg(feature = "registry")]
         Push(images::registry::push::Push),
         #[cfg(feature = "signatures")]
@@ -178,8 +183,12 @@ verbs! {
         Restart(containers::restart::Restart),
         Ps(containers::ps::Ps),
         Logs(containers::logs::Logs),
+        Attach(containers::access::attach::Attach),
         Exec(containers::exec::Exec),
+        Cp(containers::access::cp::Cp),
+        Port(containers::access::port::Port),
         Stop(containers::stop::Stop),
+        Kill(containers::access::kill::Kill),
         Wait(containers::wait::Wait),
         Rm(containers::rm::Rm),
         Commit(containers::commit::Commit),
@@ -203,6 +212,11 @@ verbs! {
         #[cfg(feature = "serve")]
         Trace(containers::trace::Trace),
         Doctor(store::doctor::Doctor),
+        Info(store::info::Info),
+        Version(store::version::ShowVersion),
+        System(store::system::System),
+        Image(groups::ImageGroup),
+        Container(groups::ContainerGroup),
         Completions(store::completions::Completions),
         Man(store::man::Man),
         #[cfg(test)]

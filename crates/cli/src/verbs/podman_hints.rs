@@ -6,24 +6,7 @@ use crate::verbs::command_words::UnusedLine;
 
 /// Verbs of podman and docker that Quire lacks, with alternatives.
 const VERBS: &[(&[&str], &str)] = &[
-    (
-        &["kill"],
-        "`quire exec CONTAINER sh -c 'kill -HUP 1'` sends a signal, and `quire stop CONTAINER` ends it",
-    ),
     (&["init"], "`quire create` makes a container, and `quire start` starts it"),
-    (
-        &["cp"],
-        "use `quire exec CONTAINER cat FILE >FILE`, `quire cat IMAGE:/FILE`, or share a directory with `run -v`",
-    ),
-    (&["save"], "use `quire export NAME docker-archive:FILE`, or oci:DIR"),
-    (&["load"], "use `quire import docker-archive:FILE`, or oci:DIR"),
-    (&["info"], "use `quire doctor`"),
-    (&["version"], "use `quire --version`"),
-    (
-        &["history"],
-        "use `quire show --json NAME`: the field config.history has the steps of the build",
-    ),
-    (&["attach"], "use `quire logs --follow CONTAINER` to read, or `quire exec -it CONTAINER sh`"),
     (
         &["top"],
         "use `quire exec CONTAINER ps`, or `ps` of the host: `quire ps --json` has the number of the first process",
@@ -33,7 +16,7 @@ const VERBS: &[(&[&str], &str)] = &[
         "Quire has no stats: `systemd-cgtop` shows each container as quire-NAME-…, and `quire du` \
         the disk",
     ),
-    (&["prune"], "use `quire gc`, and `quire rm` for ended containers"),
+    (&["prune"], "use `quire system prune`, or `quire gc` for data that no image needs"),
     (
         &["rename"],
         "a container keeps its name: choose it with `quire run --name NAME`; `quire tag` names images",
@@ -46,27 +29,12 @@ const VERBS: &[(&[&str], &str)] = &[
         &["pause", "unpause"],
         "use `quire stop CONTAINER`; `quire commit` and `quire diff` pause a container by themselves",
     ),
-    (&["port"], "use `quire ps`, which lists the ports of each container"),
     (&["network"], "networks need no setup: use `quire run --network pasta`, host or ns:PATH"),
     (&["volume"], "named volumes are not supported: use `quire run -v /DIRECTORY:/PATH`"),
     (&["events"], "Quire has no events: `quire wait CONTAINER` returns when a container ends"),
     (&["search"], "search the registry's web site, then use `quire pull NAME`"),
     (&["trust"], "use `quire sign NAME --key FILE`, and `quire show NAME`, which lists signatures"),
     (&["untag"], "use `quire rmi NAME`"),
-    (
-        &["image"],
-        "commands have no groups: use `quire images` for ls, `quire rmi` for rm, `quire show` for \
-        inspect, `quire gc` for prune, or pull, push, tag, sign, import and export",
-    ),
-    (
-        &["container"],
-        "commands have no groups: use `quire ps` for ls, `quire ps --json` for inspect, `quire rm` for \
-        prune, or run, create, start, restart, exec, logs, stop, wait, commit and diff",
-    ),
-    (
-        &["system"],
-        "commands have no groups: use `quire gc` for prune, `quire du` for df, and `quire doctor` for info",
-    ),
     (
         &["manifest"],
         "use `quire show --json NAME`, which has the manifest, or `quire referrers NAME` for \
@@ -192,11 +160,18 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
     (RUN, &["--cidfile"], "choose a name with --name"),
     (RUN, &["--pidfile"], "`quire ps --json` has the number of the first process"),
     (
-        &["exec"],
-        &["-d", "--detach"],
-        "exec waits for the command: use `quire exec CONTAINER sh -c 'COMMAND >/dev/null 2>&1 &'`",
+        &["attach", "exec", "inspect", "kill", "port"],
+        &["-l", "--latest"],
+        "name the container: `quire ps` lists all",
     ),
-    (&["show"], &["-f", "--format"], "use --json, and jq"),
+    (
+        &["cp"],
+        &["-L", "--follow-link"],
+        "a link at the end of a path is always followed: leave this out",
+    ),
+    (&["system"], &["-v"], "use `quire du`, and `quire ps --all --size`"),
+    (&["system"], &["--volumes"], "volumes stay: leave this out"),
+    (&["show"], &["-f", "--format"], "use `quire inspect --format TEMPLATE NAME`"),
     (
         &["push"],
         &["--sign-by", "--sign-by-sigstore"],

@@ -22,9 +22,10 @@ pub(crate) fn report(error: clap::Error, words: Vec<OsString>) -> ExitCode {
     }
     let code = match line.verb() {
         // The programs of these verbs may exit with 2 themselves. Their help and that of the others has this code.
-        Some("run" | "create" | "start" | "restart" | "fork" | "rollback" | "exec" | "trace") => {
-            container::life::monitor::FAILED
-        }
+        Some(
+            "run" | "create" | "start" | "restart" | "fork" | "rollback" | "exec" | "attach"
+            | "trace",
+        ) => container::life::monitor::FAILED,
         _ => crate::FAILED,
     };
     let is_json = line.read().has("json");

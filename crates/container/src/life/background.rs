@@ -1,6 +1,7 @@
 //! Containers that outlive the command that started them: each container has a monitor process, and other commands use
 //! the container.
 
+mod behind;
 mod terminal;
 
 use std::fs::File;
@@ -36,6 +37,8 @@ use crate::runtime::call::{
 use crate::runtime::gvisor_stdio::{Pump, Streams};
 use crate::runtime::program::{NamedProgram, Refusal, Within};
 use crate::runtime::{Kind, Runtime};
+
+pub use behind::exec_behind;
 
 /// How long to wait for the exec of a program that probably cannot be executed. The exec is the runtime's last step,
 /// and follows its report that the container runs. If a program takes longer, such as a file that the runtime itself

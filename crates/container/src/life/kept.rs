@@ -195,6 +195,11 @@ impl KeptContainer {
         &self.folder
     }
 
+    /// Returns the locked folder and lock file of a container that is not started.
+    pub(crate) fn into_folder(self) -> (ContainerDir, Option<OwnedFd>) {
+        (self.folder, self.lock)
+    }
+
     /// Makes the folder that of a container that is being started (step 3).
     pub(crate) fn enter(self, store: &Store) -> Result<EnteredFolder, EnterError> {
         let path = self.folder.path();

@@ -238,7 +238,7 @@ impl Spot {
 }
 
 /// Returns the snapshots below a writable layer, uppermost first. As long as they are open, no command removes them.
-fn snapshots(
+pub(crate) fn snapshots(
     store: &Store,
     uppermost: Option<&str>,
 ) -> Result<Vec<ContainerSnapshot>, ContainerSnapshotError> {

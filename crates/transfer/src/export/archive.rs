@@ -13,19 +13,19 @@ use store::{OperationError, RefName, Store};
 
 use super::compress::copy;
 use super::copy_error::CopyError;
-use super::{Compression, ExportError, Options, plan};
+use super::{Compression, ExportError, ExportPlan, Options, plan};
 use crate::progress::Event;
 use image::digest::Digest;
 use oci::manifest::is_erofs_layer;
 
-/// Result of writing an archive.
+/// Result of writing an image into an archive.
 #[derive(Debug, Clone)]
 pub struct ArchiveReport {
     /// Digest of the config, which Docker uses as the image's id.
     pub config: Digest,
     /// Diff ids of the layers, from the lowest to the uppermost.
     pub layers: Vec<Digest>,
-    /// Size of the archive, in bytes.
+    /// Size of the whole archive, in bytes.
     pub bytes: u64,
 }
 
@@ -63,24 +63,62 @@ impl<W: Write> Write for Content<'_, W> {
     }
 }
 
-/// Writes an archive of one image: its config, its uncompressed layers and its name. The same image always gives the
-/// same bytes.
+/// An image for an archive.
+#[derive(Debug, Clone)]
+pub struct ArchivedImage {
+    pub manifest: Digest,
+    /// Names in the archive; may be empty.
+    pub names: Vec<RefName>,
+}
+
+/// Writes an archive of images: their configs, their uncompressed layers, each once, and their names. The same images
+/// always give the same bytes.
 ///
 /// # Errors
 /// An [`ExportError`]; the output is incomplete then.
 pub fn to_docker_archive(
     store: &Store,
-    manifest: &Digest,
-    names: &[RefName],
+    images: &[ArchivedImage],
     out: &mut dyn Write,
     options: &Options<'_>,
-) -> Result<ArchiveReport, ExportError> {
-    let plan = plan(store, manifest, Compression::None, options)?;
-    if plan.layers.iter().any(|it| is_erofs_layer(&it.descriptor.media_type)) {
-        return Err(ExportError::ErofsArchive);
-    }
+) -> Result<Vec<ArchiveReport>, ExportError> {
     let mut writer = Writer::new(Counted { out, bytes: 0 });
-    let mut there = BTreeSet::new();
+    let (mut layers, mut configs) = (BTreeSet::new(), BTreeSet::new());
+    let (mut list, mut written) = (Vec::new(), Vec::new());
+    for image in images {
+        let plan = plan(store, &image.manifest, Compression::None, options)?;
+        if plan.layers.iter().any(|it| is_erofs_layer(&it.descriptor.media_type)) {
+            return Err(ExportError::ErofsArchive);
+        }
+        add_layers(store, &plan, &mut layers, &mut writer, options)?;
+        let config = file_name(&plan.config.digest, ".json");
+        if configs.insert(plan.config.digest) {
+            add_document(&config, &plan.config_bytes, &mut writer)?;
+        }
+        let paths: Vec<_> = plan.layers.iter().map(|it| file_name(&it.diff_id, ".tar")).collect();
+        let names: Vec<_> = image.names.iter().map(RefName::as_str).collect();
+        list.push(json!({ "Config": config, "RepoTags": names, "Layers": paths }));
+        let layers = plan.layers.iter().map(|it| it.diff_id).collect();
+        written.push(ArchiveReport { config: plan.config.digest, layers, bytes: 0 });
+    }
+    let list = serde_json::Value::Array(list).to_string();
+    add_document("manifest.json", list.as_bytes(), &mut writer)?;
+    let mut counted = writer.finish().map_err(archive_failed)?;
+    counted.flush().map_err(|error| archive_failed(TarWriteError::Write(error)))?;
+    for report in &mut written {
+        report.bytes = counted.bytes;
+    }
+    Ok(written)
+}
+
+/// Writes the layers of an image that are not in `there`.
+fn add_layers(
+    store: &Store,
+    plan: &ExportPlan,
+    there: &mut BTreeSet<Digest>,
+    writer: &mut Writer<impl Write>,
+    options: &Options<'_>,
+) -> Result<(), ExportError> {
     for (number, layer) in plan.layers.iter().enumerate() {
         let done = || (options.progress)(Event::Done { layer: number });
         if !there.insert(layer.diff_id) {
@@ -92,7 +130,7 @@ pub fn to_docker_archive(
         let path = file_name(&layer.diff_id, ".tar");
         writer.member(&member(&path, tar.size())).map_err(archive_failed)?;
         let tell = |bytes| (options.progress)(Event::Read { layer: number, bytes });
-        match copy(&mut tar, &mut Content(&mut writer), options, &tell) {
+        match copy(&mut tar, &mut Content(&mut *writer), options, &tell) {
             Ok(()) => done(),
             Err(CopyError::Cancelled) => return Err(ExportError::Cancelled),
             Err(CopyError::Failed(error)) => return Err(error.into()),
@@ -102,25 +140,17 @@ pub fn to_docker_archive(
             }
         }
     }
-    let config_name = file_name(&plan.config.digest, ".json");
-    let layers: Vec<_> = plan.layers.iter().map(|it| file_name(&it.diff_id, ".tar")).collect();
-    let names: Vec<_> = names.iter().map(RefName::as_str).collect();
-    let list = json!([{ "Config": config_name, "RepoTags": names, "Layers": layers }]);
-    let list = list.to_string();
-    for (name, bytes) in
-        [(&*config_name, &plan.config_bytes[..]), ("manifest.json", list.as_bytes())]
-    {
-        let member = member(name, bytes.len() as u64);
-        let written = writer.member(&member).and_then(|()| writer.content(bytes));
-        written.map_err(archive_failed)?;
-    }
-    let mut counted = writer.finish().map_err(archive_failed)?;
-    counted.flush().map_err(|error| archive_failed(TarWriteError::Write(error)))?;
-    Ok(ArchiveReport {
-        config: plan.config.digest,
-        layers: plan.layers.iter().map(|it| it.diff_id).collect(),
-        bytes: counted.bytes,
-    })
+    Ok(())
+}
+
+fn add_document(
+    path: &str,
+    bytes: &[u8],
+    writer: &mut Writer<impl Write>,
+) -> Result<(), ExportError> {
+    let member = member(path, bytes.len() as u64);
+    let written = writer.member(&member).and_then(|()| writer.content(bytes));
+    Ok(written.map_err(archive_failed)?)
 }
 
 pub(super) fn archive_failed(error: TarWriteError) -> OperationError {

@@ -30,7 +30,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub use archive::{ArchiveReport, to_docker_archive};
+pub use archive::{ArchiveReport, ArchivedImage, to_docker_archive};
 pub use composefs_id::{ComposefsIdError, IdFormat, SealedTree, composefs_id};
 pub use compress::{Encoding, PackedLayer, pack};
 pub use copy_error::CopyError;

@@ -23,7 +23,7 @@ use super::objects::{BATCH, Keep, Queue};
 use super::stop::Stop;
 use super::tally::Totals;
 use super::{
-    DecodeError, Durable, ImportContext, ImportError, ImportOptions, ImportRun, Times,
+    DecodeError, Durable, ImportContext, ImportError, ImportOptions, ImportRun, Limits, Times,
     UncommittedImage, platform,
 };
 use crate::chunked::Tar;
@@ -308,43 +308,7 @@ impl ImportRun<'_> {
 
     /// Opens an archive as a seekable file. Unpacks it to a temporary file if it is compressed or not a regular file.
     fn archive(&self, input: &Input) -> Result<File, ImportError> {
-        let opened = |source| ImportError::open(input, source);
-        let unpacked = |source| match source {
-            DecodeError::Stopped => ImportError::Cancelled,
-            source => ImportError::failed("unpack", format!("the archive {input}"), source),
-        };
-        let stop = Stop::new(self.environment.cancel);
-        let stream = Stream::open(input, self.environment.cancel).map_err(opened)?;
-        let file = match (input, stream.size()) {
-            (Input::File(_), Some(_)) => Some(stream.try_clone().map_err(opened)?),
-            // If standard input is a file, another process may have read its first bytes.
-            _ => None,
-        };
-        let limits = &self.options.limits;
-        let decoder =
-            Decoder::new(stream, Expected::default(), BlobReading::Plain, limits, &stop, &|_| {});
-        let mut decoder = decoder.map_err(unpacked)?;
-        if let Some(mut file) = file.filter(|_| !decoder.is_compressed()) {
-            file.rewind().map_err(opened)?;
-            return Ok(file);
-        }
-        let scratch = self.environment.scratch;
-        let failed = |source| {
-            let object = format!("a temporary file in {}", scratch.display());
-            ImportError::failed("write", object, source)
-        };
-        let mut file = tempfile::tempfile_in(scratch).map_err(failed)?;
-        let mut buffer = vec![0; 256 << 10];
-        loop {
-            match decoder.fill(&mut buffer) {
-                Ok(0) => break,
-                Ok(length) => file.write_all(&buffer[..length]).map_err(failed)?,
-                Err(error) => return Err(unpacked(error)),
-            }
-        }
-        decoder.finish().map_err(unpacked)?;
-        file.rewind().map_err(failed)?;
-        Ok(file)
+        open_archive(input, &self.options.limits, &self.environment)
     }
 
     /// Reads layers in parallel, at most one per thread, the largest first. `before` is the number of layers that
@@ -585,4 +549,51 @@ pub(super) fn kept(found: &SourceImage<'_>, form: Form) {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Opens an archive as a seekable file. Unpacks it to a temporary file if it is compressed or not a regular file.
+///
+/// # Errors
+/// [`ImportError`] if the archive cannot be read or unpacked.
+pub fn open_archive(
+    input: &Input,
+    limits: &Limits,
+    environment: &ImportContext<'_>,
+) -> Result<File, ImportError> {
+    let opened = |source| ImportError::open(input, source);
+    let unpacked = |source| match source {
+        DecodeError::Stopped => ImportError::Cancelled,
+        source => ImportError::failed("unpack", format!("the archive {input}"), source),
+    };
+    let stop = Stop::new(environment.cancel);
+    let stream = Stream::open(input, environment.cancel).map_err(opened)?;
+    let file = match (input, stream.size()) {
+        (Input::File(_), Some(_)) => Some(stream.try_clone().map_err(opened)?),
+        // If standard input is a file, another process may have read its first bytes.
+        _ => None,
+    };
+    let decoder =
+        Decoder::new(stream, Expected::default(), BlobReading::Plain, limits, &stop, &|_| {});
+    let mut decoder = decoder.map_err(unpacked)?;
+    if let Some(mut file) = file.filter(|_| !decoder.is_compressed()) {
+        file.rewind().map_err(opened)?;
+        return Ok(file);
+    }
+    let scratch = environment.scratch;
+    let failed = |source| {
+        let object = format!("a temporary file in {}", scratch.display());
+        ImportError::failed("write", object, source)
+    };
+    let mut file = tempfile::tempfile_in(scratch).map_err(failed)?;
+    let mut buffer = vec![0; 256 << 10];
+    loop {
+        match decoder.fill(&mut buffer) {
+            Ok(0) => break,
+            Ok(length) => file.write_all(&buffer[..length]).map_err(failed)?,
+            Err(error) => return Err(unpacked(error)),
+        }
+    }
+    decoder.finish().map_err(unpacked)?;
+    file.rewind().map_err(failed)?;
+    Ok(file)
 }

@@ -50,7 +50,7 @@ pub use from_store::complete::{CompleteError, Completed, complete, prove};
 pub use from_store::convert::{Stored, convert};
 pub use from_store::stacked::{Below, add_unknown, preview, stack};
 pub use layer_session::{IncomingLayer, LayerImport, MadeImage, RunningImport};
-pub use layers::Document;
+pub use layers::{Document, open_archive};
 pub use limits::{ImportLimitError, Limits};
 pub use options::{Durable, ImportOptions, Unsupported};
 pub use platform::{OtherPlatform, PlatformMismatch};

@@ -4,11 +4,13 @@ use std::os::fd::AsFd as _;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
+use container::bundle::Terminal;
 use container::bundle::userns::{IdMap, OwnIds};
 use container::life::background::{self, More};
 use container::life::cgroup::{cgroups, delegation};
 use container::life::lookup;
 use container::life::monitor::KILLED;
+use container::life::monitor_report::MonitorReport;
 use container::life::state::Reason;
 use kernel::process::Signals;
 use store::OpenOptions;
@@ -18,6 +20,7 @@ use crate::args::{Program, Tty};
 use crate::session::context::Context;
 use crate::session::signals::FORWARDED;
 use crate::verbs::VerbArgs;
+use crate::verbs::containers::run::not_started;
 use crate::verbs::exit_codes::RUN_CODES;
 
 #[derive(Debug, Args)]
@@ -26,6 +29,9 @@ pub(crate) struct Exec {
     pub(crate) program: Program,
     #[command(flatten)]
     pub(crate) tty: Tty,
+    /// Run in the background, without the caller's standard streams and terminal
+    #[arg(short, long)]
+    pub(crate) detach: bool,
     /// A running container
     pub(crate) container: String,
     /// The command
@@ -36,7 +42,8 @@ pub(crate) struct Exec {
 impl VerbArgs for Exec {
     const NAME: &'static str = "exec";
     const ABOUT: &'static str = "Run another command in a running container";
-    const EXAMPLES: &'static str = "quire exec web -- ps ax\n  quire exec -it web sh";
+    const EXAMPLES: &'static str =
+        "quire exec web -- ps ax\n  quire exec -it web sh\n  quire exec -d web sleep 60";
     const PRINTS_JSON: bool = false;
     const EXIT_CODES: &'static str = RUN_CODES;
 
@@ -50,7 +57,10 @@ pub(crate) fn exec(context: &Context, args: &Exec) -> anyhow::Result<Answer> {
     // end the wait for it.
     let env = crate::verbs::containers::container_options::environment(&args.program)?;
     let signals = Signals::block(&FORWARDED)?;
-    let terminal = crate::verbs::containers::container_options::terminal(args.tty.when())?;
+    let terminal = match args.detach {
+        true => Terminal::None,
+        false => crate::verbs::containers::container_options::terminal(args.tty.when())?,
+    };
     let store = context.open(OpenOptions::read())?;
     let is_asked_to_end = || signals.ending().is_some();
     let (found, root) = lookup::running(&store, &args.container, &is_asked_to_end)?;
@@ -80,6 +90,10 @@ pub(crate) fn exec(context: &Context, args: &Exec) -> anyhow::Result<Answer> {
         user: user.transpose()?,
         terminal,
     };
+    if args.detach {
+        let (report, process) = background::exec_behind(&found.folder, &found.id, more, &signals)?;
+        return not_started(MonitorReport::new(&found.id, report).wait(&process, &signals)?);
+    }
     let killed = container::life::cgroup::memory::killed_in(&found.folder);
     let exit = background::exec(&found.folder, &found.id, more, &signals)?;
     if exit.shell_code() == KILLED

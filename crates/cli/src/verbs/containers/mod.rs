@@ -1,5 +1,6 @@
 //! Verbs on containers, and the options that they share.
 
+pub(crate) mod access;
 pub(crate) mod bundle;
 pub(crate) mod changes;
 pub(crate) mod commit;

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::fs::File;
 use std::io::{Seek as _, SeekFrom};
 use std::iter;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
@@ -20,7 +20,7 @@ use container::life::prepare::{AdmittedImage, restart};
 use container::life::rollback::roll_back;
 use container::network::Ports;
 use container::request::StoredRequest;
-use kernel::process::{Requests, Signals, start_behind};
+use kernel::process::{Requests, Signal, Signals, start_behind};
 use store::{ContainerRecord, OpenOptions, PermittedImage, Resolved, Store};
 
 use crate::Answer;
@@ -205,7 +205,8 @@ impl<'a> Starter<'a> {
         let requests = RefCell::new(Requests::default());
         let is_over = || -> anyhow::Result<bool> {
             while let Some(received) = self.signals.next()? {
-                self.pass_on(id, folder, received.signal, &mut requests.borrow_mut());
+                let mut requests = requests.borrow_mut();
+                pass_on(self.context, id, folder, received.signal, &mut requests);
             }
             // Another command may have removed it.
             let known = find_container(self.store, id);
@@ -225,27 +226,27 @@ impl<'a> Starter<'a> {
         })?;
         Ok(Answer::Program(u8::try_from(code).unwrap_or(u8::MAX)))
     }
+}
 
-    fn pass_on(
-        &self,
-        id: &str,
-        folder: &std::path::Path,
-        signal: kernel::process::Signal,
-        requests: &mut Requests,
-    ) {
-        let name = match requests.add(signal) {
-            Some(3..) => "KILL".to_owned(),
-            count => {
-                if count == Some(2) {
-                    self.context
-                        .remark("the container was signalled twice: a third signal kills it");
-                }
-                signal.as_raw().to_string()
+/// Passes a signal on to a container. The third request to end kills the container.
+pub(super) fn pass_on(
+    context: &Context,
+    id: &str,
+    folder: &Path,
+    signal: Signal,
+    requests: &mut Requests,
+) {
+    let name = match requests.add(signal) {
+        Some(3..) => "KILL".to_owned(),
+        count => {
+            if count == Some(2) {
+                context.remark("the container was signalled twice: a third signal kills it");
             }
-        };
-        if let Err(error) = background::signal(folder, id, &name) {
-            self.context.remark(&error);
+            signal.as_raw().to_string()
         }
+    };
+    if let Err(error) = background::signal(folder, id, &name) {
+        context.remark(&error);
     }
 }
 
@@ -270,7 +271,7 @@ pub(crate) fn shared_store(
     shared: Option<&str>,
 ) -> anyhow::Result<Option<Store>> {
     let Some(path) = shared else { return Ok(None) };
-    let found = context.open_shared().find(|it| it.path() == std::path::Path::new(path));
+    let found = context.open_shared().find(|it| it.path() == Path::new(path));
     found.map(Some).with_context(|| {
         format!(
             "the container's image is in the store {path}: use --image-store {path}, if it is \
@@ -321,7 +322,7 @@ pub(crate) fn usual<T: Args>() -> anyhow::Result<T> {
 }
 
 /// Returns the newer half of a container's log, at its end.
-fn end_of_log(known: &KnownContainer) -> std::io::Result<Option<File>> {
+pub(super) fn end_of_log(known: &KnownContainer) -> std::io::Result<Option<File>> {
     let Some(Halves { mut newer, .. }) = Halves::open(&known.folder)? else { return Ok(None) };
     newer.seek(SeekFrom::End(0))?;
     Ok(Some(newer))

@@ -19,7 +19,7 @@ pub(crate) struct Stop {
     /// Kill the container after this many seconds; by default the value of `run --stop-timeout`, or 10
     #[arg(short, long, alias = "timeout", value_name = "SECONDS")]
     pub(crate) time: Option<u32>,
-    /// Send this signal first; by default the image's, or TERM
+    /// Ask the container to end by this signal; by default the image's, or TERM. `quire kill` only sends a signal
     #[arg(short, long, value_name = "SIGNAL")]
     pub(crate) signal: Option<String>,
 }

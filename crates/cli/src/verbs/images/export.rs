@@ -20,7 +20,7 @@ use image::erofs::Flavor;
 use image::verity::ImageId;
 use oci::Digest;
 use store::{Resolved, Store};
-use transfer::export::{Compression, How, Options, Output, Target};
+use transfer::export::{ArchivedImage, Compression, How, Options, Output, Target};
 use transfer::import::Unsupported;
 use transfer::progress::Event;
 
@@ -234,15 +234,11 @@ impl ExportRun<'_> {
             Target::DockerArchive { file, name } => {
                 let manifest = self.manifest()?;
                 let names: Vec<_> = name.iter().chain(&self.found.name).take(1).cloned().collect();
+                let images = [ArchivedImage { manifest, names: names.clone() }];
                 let written = self.output(file, |out| {
-                    Ok(transfer::export::to_docker_archive(
-                        self.store,
-                        &manifest,
-                        &names,
-                        out,
-                        self.options,
-                    )?)
+                    Ok(transfer::export::to_docker_archive(self.store, &images, out, self.options)?)
                 })?;
+                let [written] = &written[..] else { bail!("the archive has no image") };
                 Ok(Exported::Docker(DockerReport {
                     config: written.config.to_string(),
                     names: report::texts(&names),

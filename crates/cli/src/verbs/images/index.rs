@@ -1,11 +1,15 @@
 //! `index`: makes the indexes with which parts of layers can be read.
 
+mod index_start;
+
 use anyhow::Context as _;
 use clap::Args;
 use serde::Serialize;
 use store::{OpenOptions, Presence, Resolved, Store};
 use transfer::StoredImage;
 use transfer::lazy::{IndexOptions, IndexedReport, NoIndex};
+
+use self::index_start::{OwnStart, RecordedStart};
 
 use crate::Answer;
 use crate::output::report::{self, Bytes};
@@ -15,7 +19,6 @@ use crate::session::resources::JobResources;
 #[cfg(feature = "registry")]
 use crate::session::signals::until_signal;
 use crate::verbs::VerbArgs;
-use crate::verbs::images::index_start::{self, OwnStart, RecordedStart};
 #[cfg(feature = "registry")]
 use crate::verbs::images::registry::pull::{pauses, settings};
 #[cfg(feature = "registry")]

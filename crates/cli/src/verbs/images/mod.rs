@@ -1,5 +1,6 @@
 //! Verbs on images and their names.
 
+pub(crate) mod archives;
 pub(crate) mod build;
 pub(crate) mod cat;
 pub(crate) mod convert;
@@ -8,11 +9,11 @@ pub(crate) mod dump;
 pub(crate) mod export;
 pub(crate) mod file_listing;
 pub(crate) mod filter;
+pub(crate) mod history;
 #[expect(clippy::module_inception, reason = "the verb has the name of its group")]
 pub(crate) mod images;
 pub(crate) mod import;
 pub(crate) mod index;
-mod index_start;
 mod listed_image;
 pub(crate) mod ls;
 pub(crate) mod merge;

@@ -38,7 +38,6 @@ impl VerbArgs for Show {
     const NAME: &'static str = "show";
     const ABOUT: &'static str = "Show the details of an image";
     const EXAMPLES: &'static str = "quire show debian\n  quire show --json debian\n  quire show erofs:debian.erofs\n  quire show --composefs-id=sha512 debian";
-    const ALIAS: Option<&'static str> = Some("inspect");
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         show(context, self)

@@ -3,6 +3,7 @@
 use clap::{Arg, Command, ValueHint};
 
 use crate::verbs::command_words::{CommandWords, find, positional};
+use crate::verbs::groups::commands;
 
 /// The kind of thing that an argument names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,16 +17,21 @@ use NameKind::{Container, Image};
 /// Arguments that are names of images or containers: the verbs, the argument, and the kind of its names.
 const NAMES: &[(&[&str], &str, &[NameKind])] = &[
     (&["run", "create", "bundle", "trace", "images"], "image", &[Image]),
-    (&["show", "tag", "push", "sign", "convert", "index", "filter", "mount"], "name", &[Image]),
-    (&["rmi", "verify", "du"], "names", &[Image]),
+    (
+        &["show", "history", "tag", "push", "sign", "convert", "index", "filter", "mount"],
+        "name",
+        &[Image],
+    ),
+    (&["rmi", "verify", "du", "save"], "names", &[Image]),
+    (&["inspect"], "names", &[Container, Image]),
     (&["merge"], "images", &[Image]),
     (&["ls", "tree", "dump"], "target", &[Image]),
     (&["cat"], "targets", &[Image]),
     (&["diff"], "old", &[Image, Container]),
     (&["diff"], "new", &[Image]),
     (&["export"], "name", &[Image, Container]),
-    (&["exec", "commit", "fork", "rollback"], "container", &[Container]),
-    (&["start", "restart", "stop", "wait", "logs"], "containers", &[Container]),
+    (&["attach", "exec", "commit", "fork", "port", "rollback"], "container", &[Container]),
+    (&["kill", "start", "restart", "stop", "wait", "logs"], "containers", &[Container]),
     (&["rm"], "names", &[Container]),
 ];
 
@@ -72,6 +78,12 @@ pub(crate) fn offer(before: &CommandWords<'_>, last: &str) -> Offer {
     }
     if command.has_subcommands() {
         return Offer::Words(verbs(command));
+    }
+    // Such as `image ls`; the actions of `system` are values of its argument.
+    let of_group = commands(command.get_name());
+    if before.place == 0 && command.get_name() != "system" && !of_group.is_empty() {
+        let word = |it: &str| OfferedWord { word: it.to_owned(), about: String::new() };
+        return Offer::Words(of_group.into_iter().map(word).collect());
     }
     match positional(command, before.place) {
         Some(argument) => values(command, argument, ""),
@@ -176,6 +188,9 @@ mod tests {
             ("stop -- ", &[Container]),
             ("diff ", &[Image, Container]),
             ("cat a:/b ", &[Image]),
+            ("kill -s HUP ", &[Container]),
+            ("inspect ", &[Container, Image]),
+            ("save -o x ", &[Image]),
         ] {
             assert_eq!(words(line), Offer::Names(expect), "{line}");
         }
@@ -183,7 +198,7 @@ mod tests {
         {
             assert_eq!(words(line), Offer::NOTHING, "{line}");
         }
-        for line in ["run --env-file ", "run --env-file=", "run -v "] {
+        for line in ["run --env-file ", "run --env-file=", "run -v ", "cp ", "cp a ", "load -i "] {
             assert_eq!(words(line), Offer::Files, "{line}");
         }
         assert_eq!(words("--store "), Offer::Directories);
@@ -200,6 +215,9 @@ mod tests {
         check("", "run", true);
         check("r", "rmi", true);
         check("help ", "run", true);
+        check("image ", "ls", true);
+        check("container ", "exec", true);
+        check("system ", "prune", true);
         check("completions ", "fish", true);
         check("run -", "--name", true);
         check("run -", "--store", true);

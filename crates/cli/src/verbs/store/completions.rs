@@ -16,6 +16,7 @@ use crate::output::report;
 use crate::output::version::VERSION;
 use crate::session::context::Context;
 use crate::verbs::command_words::CommandWords;
+use crate::verbs::groups::without_group;
 use crate::verbs::{VERBS, VerbArgs};
 
 #[derive(Debug, Args)]
@@ -40,7 +41,7 @@ impl VerbArgs for Completions {
 }
 
 /// Verbs that need a running container.
-const OF_RUNNING: [&str; 3] = ["exec", "stop", "wait"];
+const OF_RUNNING: [&str; 6] = ["attach", "exec", "kill", "port", "stop", "wait"];
 
 fn completions(context: &Context, args: &Completions) -> anyhow::Result<Answer> {
     let mut text = Vec::new();
@@ -102,7 +103,12 @@ fn answer(context: &Context, args: &Completions) -> Vec<String> {
     let Some((begun, before)) = words.split_last() else { return Vec::new() };
     let mut command = crate::verbs::command();
     command.build();
-    let before = CommandWords::read(&command, before);
+    let program = std::iter::once(OsString::from("quire"));
+    let before: Vec<_> = program.chain(before.iter().map(|it| OsString::from(&**it))).collect();
+    // Such as `container exec`.
+    let before = without_group(&before).unwrap_or(before);
+    let before: Vec<_> = before.iter().skip(1).map(|it| it.to_string_lossy()).collect();
+    let before = CommandWords::read(&command, &before);
     let offered = match offer(&before, begun) {
         Offer::Words(words) => words,
         Offer::Names(kinds) => names(context, kinds, &before, begun),

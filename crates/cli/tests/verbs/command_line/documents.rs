@@ -18,7 +18,7 @@ use crate::{Place, Ran, add_programs, is_root, write};
 
 /// Lines of pages and examples that are not run: the page or `help VERB`, the beginning of the line, and the
 /// reason.
-const NOT_RUN: [(&str, &str, &str); 73] = [
+const NOT_RUN: [(&str, &str, &str); 75] = [
     ("README.md", "sudo apt install ", "installs a release; the tier `package` does it"),
     ("README.md", "sudo ./install.sh", "installs a release"),
     ("docs/docker-users.md", "buildah ", "buildah; the tests `makers` import its images"),
@@ -103,8 +103,10 @@ const NOT_RUN: [(&str, &str, &str); 73] = [
     ("docs/release.md", "tar ", "as above"),
     ("docs/release.md", "sudo quire-", "as above; the tests of `xtask` run `install.sh`"),
     ("docs/release.md", "cargo xtask release", "builds Quire for minutes; `check-all` does it"),
+    ("help attach", "quire attach", "it ends with the container"),
     ("help bundle", "runc run ", "a terminal, and a container that nothing ends"),
     ("help import", "docker export ", "docker"),
+    ("help load", "docker save ", "docker"),
     ("help login", "quire login registry.example.com\n", "asks for a password; the tests `logins`"),
     ("help login", "quire login -u robot", "a registry with users; the tests `logins`"),
     ("help logout", "quire logout", "as above"),
@@ -119,7 +121,7 @@ const NOT_RUN: [(&str, &str, &str); 73] = [
 ];
 
 /// Preconditions of a page: the page or `help VERB`, and the commands that establish them.
-const GIVEN: [(&str, &str); 25] = [
+const GIVEN: [(&str, &str); 28] = [
     ("help umount", "quire mount debian /mnt"),
     (
         "help rm",
@@ -136,6 +138,10 @@ const GIVEN: [(&str, &str); 25] = [
     ("help bundle", "true"),
     ("help commit", "quire run -d --name web debian sleep 1000"),
     (
+        "help cp",
+        "quire run -d --name web debian sleep 1000; mkdir site; echo text > site/index.html",
+    ),
+    (
         "help diff",
         "quire pull debian:12; quire pull debian:13; quire run -d --name web debian sleep 1000",
     ),
@@ -147,6 +153,8 @@ const GIVEN: [(&str, &str); 25] = [
     ),
     ("help import", "quire export debian oci:./layout:1.0; quire export debian erofs:base.erofs"),
     ("help index", "quire rmi debian; quire pull --form tar --keep-layers debian:latest debian"),
+    ("help load", "quire save -o debian.tar debian"),
+    ("help port", "quire run -d --name web --publish 8080:80 debian sleep 1000"),
     ("help ls", "quire build dir:/srv/root root.erofs"),
     ("help run", "quire pull nginx; mkdir -p /srv/www; quire tag debian app"),
     (

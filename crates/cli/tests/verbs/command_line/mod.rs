@@ -9,5 +9,6 @@ pub(super) mod habits;
 pub(super) mod help;
 pub(super) mod hints;
 pub(super) mod shells;
+mod system;
 pub(super) mod version;
 pub(super) mod waits;

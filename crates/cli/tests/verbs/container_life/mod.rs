@@ -1,9 +1,11 @@
 //! Containers from start to end.
 
+mod asked;
 mod at_rest;
 pub(super) mod codes;
 pub(super) mod commit;
 pub(super) mod containers;
+mod copies;
 pub(super) mod deaths;
 pub(super) mod ends;
 mod fork_crowds;

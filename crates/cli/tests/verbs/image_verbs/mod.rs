@@ -1,5 +1,6 @@
 //! Images in the store, and their forms.
 
+mod archives;
 pub(super) mod composefs_ids;
 pub(super) mod counts;
 pub(super) mod dax;

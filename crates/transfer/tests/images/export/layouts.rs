@@ -11,8 +11,8 @@ use store::{Digest, RefName};
 use super::{Home, chain, damage, files};
 use crate::build::{Layout, Pack, Tar};
 use quire_transfer::export::{
-    Compression, ExportError, How, LayoutReport, Options, plan, plan_for_layout, to_docker_archive,
-    to_layout,
+    ArchivedImage, Compression, ExportError, How, LayoutReport, Options, plan, plan_for_layout,
+    to_docker_archive, to_layout,
 };
 use quire_transfer::import::Report;
 
@@ -318,12 +318,12 @@ fn what_is_somebodys_stays() {
 fn a_docker_archive_gives_the_same_image() {
     let (home, other) = (Home::new(), Home::new());
     let image = image(&home, "a");
-    let names: [RefName; 2] = ["x/y:1".parse().unwrap(), "z".parse().unwrap()];
+    let names: Vec<RefName> = vec!["x/y:1".parse().unwrap(), "z".parse().unwrap()];
+    let images = [ArchivedImage { manifest: image.manifest.unwrap(), names }];
     let write = || {
         let mut bytes = Vec::new();
-        let manifest = &image.manifest.unwrap();
-        let report =
-            to_docker_archive(&home.store, manifest, &names, &mut bytes, &home.options()).unwrap();
+        let reports = to_docker_archive(&home.store, &images, &mut bytes, &home.options()).unwrap();
+        let [report] = &reports[..] else { panic!("{reports:?}") };
         assert_eq!(report.bytes, bytes.len() as u64);
         bytes
     };
@@ -338,7 +338,33 @@ fn a_docker_archive_gives_the_same_image() {
     assert_eq!(report.layers.len(), 3);
     assert_eq!(report.layers[0].diff_id, ids(&image)[0]);
     damage(&home.objects()[0]);
-    let manifest = &image.manifest.unwrap();
-    let error = to_docker_archive(&home.store, manifest, &names, &mut Vec::new(), &home.options());
+    let error = to_docker_archive(&home.store, &images, &mut Vec::new(), &home.options());
     assert!(error.is_err_and(|it| it.is_damage()));
+}
+
+#[test]
+fn a_docker_archive_has_each_layer_of_several_images_once() {
+    let (home, other) = (Home::new(), Home::new());
+    let image = image(&home, "a");
+    let manifest = image.manifest.unwrap();
+    let named = |name: &str| ArchivedImage { manifest, names: vec![name.parse().unwrap()] };
+    let mut one = Vec::new();
+    let options = home.options();
+    to_docker_archive(&home.store, &[named("one:1")], &mut one, &options).unwrap();
+    let mut both = Vec::new();
+    let images = [named("one:1"), named("two:2")];
+    let reports = to_docker_archive(&home.store, &images, &mut both, &options).unwrap();
+    assert_eq!((reports.len(), &reports[0].layers), (2, &reports[1].layers));
+    // The second image adds only its entry in the list.
+    assert!(both.len() < one.len() + 2048, "{} {}", one.len(), both.len());
+    let path = home.path("both.tar");
+    fs::write(&path, both).unwrap();
+    let archive = oci::docker::Archive::open(fs::File::open(&path).unwrap()).unwrap();
+    assert_eq!(archive.images().unwrap(), [["one:1"], ["two:2"]]);
+    assert!(archive.has("manifest.json") && !archive.has("oci-layout"));
+    for name in ["one:1", "two:2"] {
+        let file = format!("{}:{name}", path.display());
+        let report = other.import_path("docker-archive", std::path::Path::new(&file));
+        assert_eq!((report.image, report.name.unwrap().as_str()), (image.image, name));
+    }
 }

@@ -1,0 +1,358 @@
+//! A container, as `inspect` describes it. The fields are those of podman, `libpod/define/container_inspect.go`.
+
+use std::collections::BTreeMap;
+
+use container::bundle::config::ImageConfig;
+use container::bundle::mounts::{MountKind, MountSource};
+use container::bundle::security::Interfaces;
+use container::bundle::spec::RuntimeSpec;
+use container::bundle::{Access, Network, Terminal};
+use container::folder;
+use container::life::lookup::KnownContainer;
+use container::life::state::Reason;
+use container::plan::{ContainerRequest, IdsChoice};
+use container::request::StoredRequest;
+use serde::Serialize;
+use store::{OpenOptions, Resolved};
+
+use crate::output::report::{self, Bytes};
+use crate::session::context::Context;
+use crate::verbs::containers::access::port::PortReport;
+use crate::verbs::containers::container_options::image_config;
+use crate::verbs::containers::start::shared_store;
+
+/// Report of `inspect` on a container.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct InspectedContainerReport {
+    /// Id of the container, which is its name.
+    id: String,
+    /// Name of the container.
+    name: String,
+    /// Time at which the container was made, in RFC 3339. Null if the container is damaged.
+    created: Option<String>,
+    /// Program of the container; empty if unknown.
+    path: String,
+    /// Arguments of the program.
+    args: Vec<String>,
+    /// The state.
+    state: InspectedStateReport,
+    /// Id of the image. Null if the container is damaged.
+    image: Option<String>,
+    /// Name by which the image was started. Null if it had none.
+    image_name: Option<String>,
+    /// Digest of the image's manifest. Null if it has none.
+    image_digest: Option<String>,
+    /// Path of the configuration for the runtime.
+    #[serde(rename = "OCIConfigPath")]
+    oci_config_path: String,
+    /// Path of the runtime. Null if unknown.
+    #[serde(rename = "OCIRuntime")]
+    oci_runtime: Option<String>,
+    /// Capabilities of the program.
+    effective_caps: Vec<String>,
+    /// Capabilities that programs of the container can have at most.
+    bounding_caps: Vec<String>,
+    /// Mounts that were requested.
+    mounts: Vec<InspectedMountReport>,
+    /// The network.
+    network_settings: InspectedNetworkReport,
+    /// Size of the writable layer. Null if unknown.
+    size_rw: Option<Bytes>,
+    /// Settings of the program.
+    config: InspectedConfigReport,
+    /// Settings of the host.
+    host_config: InspectedHostReport,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct InspectedStateReport {
+    /// `created`, `running`, `exited`, or `unknown` (it ended in an unknown way, or is damaged).
+    status: &'static str,
+    /// Whether the program runs.
+    running: bool,
+    /// Whether it is paused, which is false.
+    paused: bool,
+    /// Whether the program was killed because of the memory limit.
+    #[serde(rename = "OOMKilled")]
+    oom_killed: bool,
+    /// Process id of the first process; 0 unless the container runs.
+    pid: u32,
+    /// Exit code; 0 before the end, and -1 if it is unknown.
+    exit_code: i32,
+    /// Time of the start, in RFC 3339; the year 1 if the container has not started.
+    started_at: String,
+    /// Time of the end, in RFC 3339; the year 1 if the container has not ended.
+    finished_at: String,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct InspectedMountReport {
+    /// `bind`, `tmpfs`, or `self` (a file system in a file of the container).
+    #[serde(rename = "Type")]
+    kind: &'static str,
+    /// Path on the host; empty if there is none.
+    source: String,
+    /// Path in the container.
+    destination: String,
+    /// Whether it is writable.
+    #[serde(rename = "RW")]
+    rw: bool,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct InspectedNetworkReport {
+    /// Published ports of a running container: the addresses of the host, by port and protocol such as `80/tcp`.
+    ports: BTreeMap<String, Vec<InspectedPortReport>>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct InspectedPortReport {
+    /// Address of the host; `0.0.0.0` means all.
+    host_ip: String,
+    /// Port of the host.
+    host_port: String,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct InspectedConfigReport {
+    /// Host name.
+    hostname: String,
+    /// User, and perhaps group, that the caller or the image names.
+    user: String,
+    /// Whether the program has a terminal.
+    tty: bool,
+    /// Variables of the program, as NAME=VALUE.
+    env: Vec<String>,
+    /// Command without the entrypoint.
+    cmd: Vec<String>,
+    /// Entrypoint.
+    entrypoint: Vec<String>,
+    /// Name by which the image was started; empty if it had none.
+    image: String,
+    /// Directory in which the program starts.
+    working_dir: String,
+    /// Labels of the image.
+    labels: BTreeMap<String, String>,
+    /// Signal that `stop` sends first.
+    stop_signal: String,
+    /// Seconds after which `stop` kills the container.
+    stop_timeout: u32,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct InspectedHostReport {
+    /// Whether the container is removed at its end.
+    auto_remove: bool,
+    /// `none`, `host`, `pasta` or `ns:PATH`.
+    network_mode: String,
+    /// Directories and files of the host in the container, as SOURCE:DESTINATION:OPTIONS.
+    binds: Vec<String>,
+    /// Whether the container has all rights of its user.
+    privileged: bool,
+    /// Whether the root is read-only.
+    readonly_rootfs: bool,
+    /// Memory limit; 0 if there is none.
+    memory: Bytes,
+    /// Limit of processor time, in billionths of a processor; 0 if there is none.
+    nano_cpus: u64,
+    /// Weight of processor time; 0 for the default.
+    cpu_shares: u64,
+    /// Processors on which programs may run; empty for all.
+    cpuset_cpus: String,
+    /// Limit of processes and threads; 0 if there is none.
+    pids_limit: u32,
+    /// Ports that are published when the container runs: the addresses of the host, by port and protocol.
+    port_bindings: BTreeMap<String, Vec<InspectedPortReport>>,
+    /// `private` if the container's users are other users of the host; else empty.
+    userns_mode: &'static str,
+}
+
+/// The time of an event that has not happened, as in Go.
+const NEVER: &str = "0001-01-01T00:00:00Z";
+
+impl InspectedContainerReport {
+    /// Describes a container. A setting that cannot be read has its default.
+    pub(crate) fn new(context: &Context, known: &KnownContainer) -> Self {
+        let record = known.record.as_ref();
+        let spec = RuntimeSpec::load(&known.folder).unwrap_or_default();
+        let stored = StoredRequest::load(&known.folder, &known.id).ok();
+        let runtime = stored.as_ref().map(|it| it.runtime.display().to_string());
+        let request = stored.map_or_else(|| ContainerRequest::new(&known.id), |it| it.request);
+        let image = config(context, known).unwrap_or_default();
+        let command = known.command();
+        let ports = by_name(PortReport::of(known));
+        Self {
+            id: known.id.clone(),
+            name: known.id.clone(),
+            created: record.map(|it| report::rfc3339(it.created.0)),
+            path: command.first().cloned().unwrap_or_default(),
+            args: command.into_iter().skip(1).collect(),
+            state: InspectedStateReport::new(known),
+            image: record.map(|it| it.image.to_string()),
+            image_name: record.and_then(|it| it.name.clone()),
+            image_digest: record.and_then(|it| it.manifest).map(|it| it.to_string()),
+            oci_config_path: known.folder.join(folder::CONFIG).display().to_string(),
+            oci_runtime: runtime,
+            effective_caps: spec.process.capabilities.effective.clone(),
+            bounding_caps: spec.process.capabilities.bounding.clone(),
+            mounts: mounts(&request),
+            network_settings: InspectedNetworkReport { ports },
+            size_rw: known.written().map(Bytes),
+            config: InspectedConfigReport::new(known, &request, spec, image),
+            host_config: InspectedHostReport::new(known, &request),
+        }
+    }
+}
+
+/// Returns the configuration of a container's image, if it is still in the store.
+fn config(context: &Context, known: &KnownContainer) -> anyhow::Result<ImageConfig> {
+    let Some(record) = &known.record else { return Ok(ImageConfig::default()) };
+    let store = match shared_store(context, record.shared.as_deref())? {
+        Some(shared) => shared,
+        None => context.open(OpenOptions::read())?,
+    };
+    let found = Resolved { image: record.image, name: None, manifest: record.manifest };
+    image_config(&store, &found)
+}
+
+impl InspectedStateReport {
+    fn new(known: &KnownContainer) -> Self {
+        let state = known.state.as_ref();
+        let is_running = known.is_running();
+        let status = match known.status() {
+            "unwatched" => "running",
+            "lost" | "damaged" => "unknown",
+            status => status,
+        };
+        let is_over = !is_running && !known.is_created;
+        let time = |seconds: Option<i64>| seconds.map_or_else(|| NEVER.to_owned(), report::rfc3339);
+        Self {
+            status,
+            running: is_running,
+            paused: false,
+            oom_killed: known.reason() == Some(Reason::Memory),
+            pid: state.filter(|_| is_running).map_or(0, |it| it.pid),
+            exit_code: known.code().unwrap_or(if is_over { -1 } else { 0 }),
+            started_at: time(state.map(|it| it.started)),
+            finished_at: time(state.and_then(|it| it.finished)),
+        }
+    }
+}
+
+/// Returns the mounts that the caller requested.
+fn mounts(request: &ContainerRequest) -> Vec<InspectedMountReport> {
+    let volumes = request.volumes.iter().map(|it| {
+        let (kind, source) = match &it.source {
+            MountSource::Host(path) => ("bind", path.clone()),
+            MountSource::Memory { .. } => ("tmpfs", String::new()),
+        };
+        (kind, source, &it.destination, it.access)
+    });
+    let mounts = request.mounts.iter().map(|it| {
+        let (kind, source) = match &it.kind {
+            MountKind::Host(path) => ("bind", path.clone()),
+            MountKind::Memory { .. } => ("tmpfs", String::new()),
+            MountKind::Filestore { .. } => ("self", String::new()),
+        };
+        (kind, source, &it.destination, it.access)
+    });
+    let report = |(kind, source, destination, access): (_, _, &String, Access)| {
+        let rw = access == Access::Writable;
+        InspectedMountReport { kind, source, destination: destination.clone(), rw }
+    };
+    volumes.chain(mounts).map(report).collect()
+}
+
+/// Sorts ports by the container's port and protocol.
+fn by_name(ports: Vec<PortReport>) -> BTreeMap<String, Vec<InspectedPortReport>> {
+    let mut all: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for port in ports {
+        let host_ip = port.host_address().to_owned();
+        let host_port = port.host_port().to_string();
+        all.entry(port.name()).or_default().push(InspectedPortReport { host_ip, host_port });
+    }
+    all
+}
+
+impl InspectedConfigReport {
+    fn new(
+        known: &KnownContainer,
+        request: &ContainerRequest,
+        spec: RuntimeSpec,
+        image: ImageConfig,
+    ) -> Self {
+        let bundle = &request.bundle;
+        let has_own = bundle.entrypoint.is_some();
+        let cmd = match (bundle.command.is_empty(), has_own) {
+            (false, _) => bundle.command.clone(),
+            (true, true) => Vec::new(),
+            (true, false) => image.cmd,
+        };
+        let signal = request.stop_signal.clone().unwrap_or(image.stop_signal);
+        let name = known.record.as_ref().and_then(|it| it.name.clone());
+        Self {
+            hostname: spec.hostname,
+            user: request.user.clone().unwrap_or(image.user),
+            tty: bundle.terminal == Terminal::New,
+            env: spec.process.env,
+            cmd,
+            entrypoint: bundle.entrypoint.clone().unwrap_or(image.entrypoint),
+            image: name.unwrap_or_default(),
+            working_dir: spec.process.cwd,
+            labels: image.labels,
+            stop_signal: if signal.is_empty() { "SIGTERM".to_owned() } else { signal },
+            stop_timeout: request.stop_timeout.unwrap_or(PATIENCE),
+        }
+    }
+}
+
+/// Seconds after which `stop` kills a container by default.
+const PATIENCE: u32 = 10;
+
+impl InspectedHostReport {
+    fn new(known: &KnownContainer, request: &ContainerRequest) -> Self {
+        let bundle = &request.bundle;
+        let network_mode = match &bundle.network {
+            Network::None => "none".to_owned(),
+            Network::Host => "host".to_owned(),
+            Network::Pasta => "pasta".to_owned(),
+            Network::Joined(path) => format!("ns:{path}"),
+        };
+        let binds = mounts(request).into_iter().filter(|it| it.kind == "bind");
+        let binds = binds.map(|it| {
+            let access = if it.rw { "rw" } else { "ro" };
+            format!("{}:{}:{access}", it.source, it.destination)
+        });
+        let ports = request.pasta.iter().flat_map(|it| &it.ports);
+        let ports = ports.flat_map(|it| PortReport::of_range(&known.id, it)).collect();
+        Self {
+            auto_remove: known.record.as_ref().is_some_and(|it| !it.keep),
+            network_mode,
+            binds: binds.collect(),
+            privileged: bundle.security.interfaces == Interfaces::Open,
+            readonly_rootfs: request.writable.access() == Access::ReadOnly,
+            memory: Bytes(bundle.memory.map_or(0, |it| it.get())),
+            // The quota is in microseconds of each period of 100 ms.
+            nano_cpus: bundle.cpu.quota.map_or(0, |it| u64::from(it.get()).saturating_mul(10_000)),
+            cpu_shares: bundle.cpu.shares.map_or(0, |it| it.get()),
+            cpuset_cpus: bundle.cpu.cpus.clone().unwrap_or_default(),
+            pids_limit: bundle.pids.map_or(0, |it| it.get()),
+            port_bindings: by_name(ports),
+            userns_mode: if request.ids == IdsChoice::Host { "" } else { "private" },
+        }
+    }
+}

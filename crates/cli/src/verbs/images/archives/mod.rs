@@ -1,0 +1,4 @@
+//! Archives of several images, for docker and podman.
+
+pub(crate) mod load;
+pub(crate) mod save;

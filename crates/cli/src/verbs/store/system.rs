@@ -1,0 +1,342 @@
+//! `system`: shows the disk space of images and containers, and removes those that are not used.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead as _, Write};
+
+use clap::{Args, ValueEnum};
+use container::life::lookup::{self, IfRunning, KnownContainer, KnownError, all};
+use image::verity::ImageId;
+use serde::Serialize;
+use serde_json::{Value, json};
+use store::{OpenOptions, RefError, RefName, Store};
+
+use crate::Answer;
+use crate::args::limits::seconds;
+use crate::output::report::{self, Bytes};
+use crate::output::{table, template};
+use crate::session::context::{Context, now};
+use crate::session::failure::UsageError;
+use crate::verbs::VerbArgs;
+use crate::verbs::containers::snapshots::clear_unneeded;
+use crate::verbs::store::gc::{Gc, gc};
+
+/// An action of `system`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SystemAction {
+    /// Show the disk space of images and containers
+    Df,
+    /// Remove containers that do not run, and data that no image needs
+    Prune,
+}
+
+/// The things that `prune` removes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PrunedKind {
+    /// Only containers
+    Containers,
+    /// Only images
+    Images,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct System {
+    /// The action
+    #[arg(value_enum)]
+    pub(crate) action: SystemAction,
+    /// For prune: also remove the names of images that no container uses
+    #[arg(short, long)]
+    pub(crate) all: bool,
+    /// For prune: do not ask
+    #[arg(short, long)]
+    pub(crate) force: bool,
+    /// For prune: remove only older things, for example until=24h
+    #[arg(long, value_name = "until=DURATION", value_parser = until)]
+    pub(crate) filter: Option<i64>,
+    /// For prune: remove only these, as `container prune` and `image prune`
+    #[arg(long, hide = true, value_enum)]
+    pub(crate) only: Option<PrunedKind>,
+    /// For df: print this Go template of each row, such as {{.Size}}, or json
+    #[arg(long, value_name = "TEMPLATE")]
+    pub(crate) format: Option<String>,
+}
+
+impl VerbArgs for System {
+    const NAME: &'static str = "system";
+    const ABOUT: &'static str = "Show disk use; remove unused containers and images";
+    const DETAILS: &'static str = "`system df` counts each byte once: `quire du` shows what each image takes, and what \
+        images share. `system prune` removes all containers that do not run, and then frees unused data as `quire gc` \
+        does. An image without a name is unused unless a container needs it. `quire system info` is `quire info`, \
+        `quire container prune` removes only containers, and `quire image prune` only images.";
+    const EXAMPLES: &'static str = "quire system df\n  quire system prune --force\n  quire system prune --all --force --filter until=7d";
+
+    fn call(&self, context: &Context) -> anyhow::Result<Answer> {
+        match self.action {
+            SystemAction::Df => self.check_df().and_then(|()| df(context, self)),
+            SystemAction::Prune => prune(context, self),
+        }
+    }
+}
+
+/// Parses the filter of `prune`, and returns seconds.
+fn until(text: &str) -> Result<i64, String> {
+    let value = text.strip_prefix("until=");
+    seconds(value.ok_or("the only filter is until=DURATION, for example until=24h")?)
+}
+
+impl System {
+    fn check_df(&self) -> anyhow::Result<()> {
+        if self.all || self.force || self.filter.is_some() || self.only.is_some() {
+            let text = "--all, --force and --filter are for `system prune`";
+            return Err(UsageError(text.to_owned()).into());
+        }
+        Ok(())
+    }
+}
+
+/// Report of `system df --json` on a kind of data.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct DfReport {
+    /// `Images` or `Containers`.
+    #[serde(rename = "type")]
+    kind: &'static str,
+    /// Number of images or containers.
+    total: usize,
+    /// Number of images that containers use, or of running containers.
+    active: usize,
+    /// Disk space.
+    size: Bytes,
+    /// Part of the space that becomes free if those that are not active are removed.
+    reclaimable: Bytes,
+}
+
+fn df(context: &Context, args: &System) -> anyhow::Result<Answer> {
+    let store = context.open_for(OpenOptions::read(), true)?;
+    let rows = store.as_ref().map_or_else(|| Ok(DfReport::empty().to_vec()), DfReport::of)?;
+    if context.json || args.format.as_deref().is_some_and(template::is_json) {
+        report::json(&rows)?;
+        return Ok(Answer::Yes);
+    }
+    if let Some(format) = &args.format {
+        let rows: Vec<Value> = rows.iter().map(DfReport::fields).collect();
+        template::print(&template::list(format, &rows, &[])?)?;
+        return Ok(Answer::Yes);
+    }
+    let cells: Vec<_> = rows.iter().map(DfReport::cells).collect();
+    let mut out = report::standard_output();
+    table::print(&mut out, &["TYPE", "TOTAL", "ACTIVE", "SIZE", "RECLAIMABLE"], &cells, &[1, 2])?;
+    out.flush()?;
+    Ok(Answer::Yes)
+}
+
+impl DfReport {
+    fn empty() -> [Self; 2] {
+        ["Images", "Containers"].map(|kind| {
+            let (size, reclaimable) = (Bytes(0), Bytes(0));
+            Self { kind, total: 0, active: 0, size, reclaimable }
+        })
+    }
+
+    fn of(store: &Store) -> anyhow::Result<Vec<Self>> {
+        let (used, containers) = (store.du()?, all(store)?);
+        let in_use = images_of(&containers);
+        let is_active = |id: &ImageId| in_use.contains(id);
+        let spare = used.images.iter().filter(|it| !is_active(&it.image)).map(|it| it.own);
+        let reclaimable = spare.chain([used.unused_objects, used.unused_data]).sum::<u64>();
+        let sizes = [used.objects, used.data, used.image_files, used.layers, used.manifests];
+        let images = Self {
+            kind: "Images",
+            total: used.images.len(),
+            active: used.images.iter().filter(|it| is_active(&it.image)).count(),
+            size: Bytes(sizes.iter().chain([&used.blobs]).sum()),
+            reclaimable: Bytes(reclaimable),
+        };
+        let written = |it: &KnownContainer| it.written().unwrap_or(0);
+        let is_running = KnownContainer::is_running;
+        let containers = Self {
+            kind: "Containers",
+            total: containers.len(),
+            active: containers.iter().filter(|it| is_running(it)).count(),
+            size: Bytes(containers.iter().map(written).sum()),
+            reclaimable: Bytes(containers.iter().filter(|it| !is_running(it)).map(written).sum()),
+        };
+        Ok(vec![images, containers])
+    }
+
+    /// Formats the reclaimable part for people, with its percentage, as Docker does.
+    fn reclaimable(&self) -> String {
+        let percent = self.reclaimable.0.saturating_mul(100).checked_div(self.size.0).unwrap_or(0);
+        format!("{} ({percent}%)", report::size(self.reclaimable.0))
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let size = report::size(self.size.0);
+        let counts = [self.total.to_string(), self.active.to_string()];
+        [self.kind.to_owned()].into_iter().chain(counts).chain([size, self.reclaimable()]).collect()
+    }
+
+    /// Returns the fields for templates, with podman's names.
+    fn fields(&self) -> Value {
+        json!({
+            "Type": self.kind,
+            "Total": self.total,
+            "TotalCount": self.total,
+            "Active": self.active,
+            "Size": report::size(self.size.0),
+            "RawSize": self.size.0,
+            "Reclaimable": self.reclaimable(),
+            "RawReclaimable": self.reclaimable.0,
+        })
+    }
+}
+
+fn images_of(containers: &[KnownContainer]) -> BTreeSet<ImageId> {
+    containers.iter().filter_map(|it| Some(it.record.as_ref()?.image)).collect()
+}
+
+/// The things that `prune` is about to remove.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Doomed {
+    containers: Vec<String>,
+    names: Vec<RefName>,
+}
+
+impl Doomed {
+    /// Decides what to remove. `before` is the latest time of things to remove, in seconds since 1970.
+    fn find(store: &Store, args: &System, before: i64) -> anyhow::Result<Self> {
+        let all = all(store)?;
+        let is_old = |it: &KnownContainer| {
+            it.record.as_ref().is_none_or(|record| record.created.0 <= before)
+        };
+        let is_doomed = |it: &KnownContainer| {
+            args.only != Some(PrunedKind::Images) && !it.is_running() && is_old(it)
+        };
+        let (doomed, rest): (Vec<_>, Vec<_>) = all.into_iter().partition(is_doomed);
+        let mut names = Vec::new();
+        if args.all && args.only != Some(PrunedKind::Containers) {
+            let in_use = images_of(&rest);
+            let (refs, _) = store.refs.readable()?;
+            let is_unused =
+                |it: &store::Reference| !in_use.contains(&it.image) && it.created.0 <= before;
+            names = refs.into_iter().filter(|it| is_unused(&it.1)).map(|it| it.0).collect();
+        }
+        let mut containers: Vec<_> = doomed.into_iter().map(|it| it.id).collect();
+        containers.sort_unstable();
+        Ok(Self { containers, names })
+    }
+}
+
+fn prune(context: &Context, args: &System) -> anyhow::Result<Answer> {
+    if context.json {
+        let text = "--json: `system prune` never prints JSON; `quire gc --json` frees unused data";
+        return Err(UsageError(text.to_owned()).into());
+    }
+    if args.format.is_some() {
+        return Err(UsageError("--format is for `system df`".to_owned()).into());
+    }
+    if !args.force && !is_confirmed(args)? {
+        return Ok(Answer::Yes);
+    }
+    let Some(store) = context.open_for(OpenOptions::write(), true)? else {
+        return Ok(Answer::Yes);
+    };
+    let before = now().0.saturating_sub(args.filter.unwrap_or(0));
+    let doomed = Doomed::find(&store, args, before)?;
+    remove(context, &store, &doomed)?;
+    if args.only == Some(PrunedKind::Containers) {
+        return Ok(Answer::Yes);
+    }
+    drop(store);
+    let options = Gc {
+        dry_run: false,
+        unfinished: false,
+        older_than: args.filter,
+        keep_storage: None,
+        wait: false,
+    };
+    gc(context, &options)
+}
+
+fn remove(context: &Context, store: &Store, doomed: &Doomed) -> anyhow::Result<()> {
+    let mut is_first = true;
+    for id in &doomed.containers {
+        match lookup::remove(store, id, IfRunning::Refuse, &|| now().0) {
+            Ok(true) => {}
+            // Another command has removed it, or has started it just now.
+            Ok(false) | Err(KnownError::Runs(_)) => continue,
+            // One damaged container must not keep the others.
+            Err(error) => {
+                context.remark(&format!("container {id} stays: {:#}", anyhow::Error::from(error)));
+                continue;
+            }
+        }
+        if std::mem::take(&mut is_first) {
+            report::line("Deleted Containers")?;
+        }
+        report::line(id)?;
+    }
+    if !doomed.containers.is_empty() {
+        clear_unneeded(store);
+    }
+    let mut is_first = true;
+    for name in &doomed.names {
+        match store.remove_ref(name) {
+            Err(RefError::Absent(_)) => continue,
+            removed => drop(removed?),
+        }
+        if std::mem::take(&mut is_first) {
+            report::line("Deleted Images")?;
+        }
+        report::line(name.as_str())?;
+    }
+    Ok(())
+}
+
+/// Asks for a confirmation on standard input, as podman does.
+fn is_confirmed(args: &System) -> anyhow::Result<bool> {
+    let containers = "all containers that do not run";
+    let images = match args.all {
+        true => "all images that no container uses",
+        false => "all data that no image needs",
+    };
+    let what: &[&str] = match args.only {
+        Some(PrunedKind::Containers) => &[containers],
+        Some(PrunedKind::Images) => &[images],
+        None => &[containers, images],
+    };
+    report::error_line(&format!("WARNING: this removes {}", what.join(" and ")));
+    let mut error = std::io::stderr();
+    // The answer can also be given without the question.
+    let _asked = write!(error, "Continue? [y/N] ").and_then(|()| error.flush());
+    let mut line = String::new();
+    std::io::stdin().lock().read_line(&mut line)?;
+    Ok(matches!(line.trim(), "y" | "Y" | "yes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_percentages() {
+        let report = |size, reclaimable| DfReport {
+            kind: "Images",
+            total: 2,
+            active: 1,
+            size: Bytes(size),
+            reclaimable: Bytes(reclaimable),
+        };
+        assert_eq!(report(1024, 512).reclaimable(), "512 B (50%)");
+        assert_eq!(report(0, 0).reclaimable(), "0 B (0%)");
+        assert_eq!(report(3, u64::MAX).cells().len(), 5);
+    }
+
+    #[test]
+    fn filters_are_durations() {
+        assert_eq!(until("until=24h"), Ok(86_400));
+        for text in ["24h", "label=a", "until=", "until=x"] {
+            assert!(until(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! `info`, `version`, `system`, and commands in groups.
+
+use std::io::Write as _;
+use std::process::Stdio;
+
+use serde_json::Value;
+
+use crate::container_life::containers::{Rm, ps, start};
+use crate::container_life::runs::place;
+use crate::{Place, Ran};
+
+#[test]
+fn info_and_version_have_podmans_fields() {
+    let place = Place::new();
+    let info: Value = serde_json::from_str(&place.out("info --json")).unwrap();
+    assert_eq!(info, serde_json::from_str::<Value>(&place.out("info --format json")).unwrap());
+    assert_eq!(info["store"]["graphRoot"], place.path("store").display().to_string());
+    assert_eq!(info["store"]["containerStore"]["number"], 0);
+    assert!(info["host"]["memTotal"].as_u64().unwrap() > 1 << 20, "{info}");
+    // The store is not made.
+    assert!(!place.path("store").exists());
+    let format = |line: &str| place.out(line).trim_end().to_owned();
+    let arch = info["host"]["arch"].as_str().unwrap();
+    assert_eq!(format("info --format {{.Host.Arch}}"), arch);
+    assert_eq!(format("system info --format {{.Host.Arch}}"), arch);
+    let version: Value = serde_json::from_str(&place.out("version --format json")).unwrap();
+    let number = version["Client"]["Version"].as_str().unwrap();
+    assert_eq!(format("version --format {{.Client.Version}}"), number);
+    assert!(format("--version").starts_with(&format!("quire {number}")));
+    assert!(place.out("version").contains(&format!("Version:      {number}\n")));
+    assert!(place.out("info").contains("\n  arch: "));
+    assert_eq!(version["Client"]["OsArch"], format!("linux/{arch}"));
+}
+
+#[test]
+fn without_a_store_nothing_takes_space_and_nothing_is_removed() {
+    let place = Place::new();
+    let rows: Value = serde_json::from_str(&place.out("system df --json")).unwrap();
+    for (row, kind) in rows.as_array().unwrap().iter().zip(["Images", "Containers"]) {
+        assert_eq!((&row["type"], &row["size"]), (&kind.into(), &0.into()));
+    }
+    assert_eq!(place.out("system prune --force"), "");
+    assert_eq!(place.out("image ls --quiet"), "");
+    assert_eq!(place.out("container ls --all --quiet"), "");
+    for line in ["system df --force", "system prune --format x --force", "system prune --json -f"] {
+        assert_eq!(place.run(line).code, Some(2), "{line}");
+    }
+    assert!(!place.path("store").exists());
+}
+
+#[test]
+fn prune_removes_what_does_not_run_and_no_name_holds() {
+    let Some(place) = place() else { return };
+    let _guards = ["runs", "over"].map(|it| Rm(&place, it));
+    start(&place, &["--name", "runs"], "sleep 1000");
+    start(&place, &["--name", "over"], "echo text > /tmp/file");
+    place.out("wait over");
+    place.out("create --name new a true");
+    place.out("tag a other");
+    let rows: Value = serde_json::from_str(&place.out("system df --json")).unwrap();
+    let counts = |row: &Value| (row["total"].as_u64(), row["active"].as_u64());
+    assert_eq!(counts(&rows[0]), (Some(1), Some(1)));
+    assert_eq!(counts(&rows[1]), (Some(3), Some(1)));
+    let table = place.out("system df");
+    assert!(table.starts_with("TYPE") && table.contains("Containers"), "{table}");
+    assert_eq!(place.out("system df --format {{.Type}}"), "Images\nContainers\n");
+    let is_there = |name: &str| ps(&place, name).is_some();
+    let asked = |answer: &str| {
+        let mut command = place.command(&["system", "prune"]);
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(answer.as_bytes()).unwrap();
+        Ran::from_output(&child.wait_with_output().unwrap())
+    };
+    // Without a yes, everything stays.
+    for answer in ["", "\n", "n\n", "maybe\n"] {
+        let ran = asked(answer);
+        assert_eq!((ran.code, &*ran.out), (Some(0), ""), "{answer:?}");
+        assert!(ran.err.contains("all containers that do not run"), "{}", ran.err);
+        assert!(is_there("over") && is_there("new"), "{answer:?}");
+    }
+    // No container is that old.
+    assert!(!place.out("container prune --force --filter until=1h").contains("over"));
+    assert!(is_there("over"));
+    assert_eq!(place.out("container prune --force"), "Deleted Containers\nnew\nover\n");
+    assert!(is_there("runs") && !is_there("over") && !is_there("new"));
+    // The image of a running container keeps its names, and so do others without --all.
+    assert!(place.out("image prune --force").contains("freed"));
+    assert!(!place.out("system prune --all --force").contains("Deleted Images"));
+    assert_eq!(place.out("images").lines().count(), 3);
+    place.out("rm --force runs");
+    let ran = asked("y\n");
+    assert!(ran.code == Some(0) && ran.out.contains("freed"), "{} {}", ran.out, ran.err);
+    let pruned = place.out("image prune --all --force");
+    assert!(pruned.starts_with("Deleted Images\na:latest\nother:latest\n"), "{pruned}");
+    assert_eq!(place.out("images -q"), "");
+}
+
+#[test]
+fn groups_lead_to_commands_with_their_help_and_errors() {
+    let place = Place::new();
+    assert_eq!(place.out("image ls"), place.out("images"));
+    assert_eq!(place.out("help image ls"), place.out("help images"));
+    assert_eq!(place.out("image rm --help"), place.out("rmi --help"));
+    assert_eq!(place.out("container ls --json"), place.out("ps --json"));
+    let ran = place.run("container stop --bogus web");
+    assert!(ran.err.contains("Usage: quire stop"), "{}", ran.err);
+    // Programs that pass on exit codes have the same ones in a group.
+    assert_eq!(place.run("container exec web true").code, Some(125));
+    assert!(place.out("help image").contains("Examples:\n  quire image ls"));
+}

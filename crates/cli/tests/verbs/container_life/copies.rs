@@ -1,0 +1,263 @@
+//! `cp`. Needs root.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use crate::container_life::containers::{Rm, ps, start};
+use crate::container_life::runs::place;
+use crate::{Place, Ran, write};
+
+/// Returns the path of a file of a running container, as root of the host sees it.
+fn inside(place: &Place, name: &str, path: &str) -> PathBuf {
+    let pid = ps(place, name).unwrap()["pid"].as_u64().unwrap();
+    PathBuf::from(format!("/proc/{pid}/root{path}"))
+}
+
+/// Copies that the container has afterwards: the source, the destination, and the path of a file with the text of the
+/// source. Source: podman, `test/system/065-cp.bats`.
+const INTO: [(&str, &str, &str); 12] = [
+    ("file", "/", "/file"),
+    ("file", "/other", "/other"),
+    ("file", "/tmp", "/tmp/file"),
+    ("file", "/tmp/", "/tmp/file"),
+    ("file", "/tmp/.", "/tmp/file"),
+    ("file", ".", "/etc/file"),
+    ("file", "relative", "/etc/relative"),
+    ("file", "deep", "/etc/deep/file"),
+    ("dir", "/", "/dir/sub/inner"),
+    ("dir/", "/tmp", "/tmp/dir/sub/inner"),
+    ("dir/.", "/etc", "/etc/sub/inner"),
+    ("dir", "/new", "/new/sub/inner"),
+];
+
+#[test]
+fn files_reach_a_container_and_come_back() {
+    let Some(place) = place() else { return };
+    fs::create_dir_all(place.path("dir/sub")).unwrap();
+    write(&place.path("file"), b"text\n", 0o640);
+    write(&place.path("dir/sub/inner"), b"text\n", 0o751);
+    let mut kinds = vec!["dir"];
+    if testing::programs(&["mkfs.ext4"]) {
+        kinds.push("self");
+    }
+    for (kind, runs) in kinds.iter().flat_map(|kind| [(*kind, true), (*kind, false)]) {
+        let name = format!("copies-{kind}-{runs}");
+        let _guard = Rm(&place, &name);
+        start(&place, &["--name", &name, "--writable", kind, "--workdir", "/etc"], "sleep 1000");
+        if !runs {
+            place.out(&format!("stop --time 0 {name}"));
+        }
+        for (from, to, _) in INTO {
+            let ran = place.run(&format!("cp {from} {name}:{to}"));
+            assert_eq!((ran.code, &*ran.out), (Some(0), ""), "{kind} {from} {to}: {}", ran.err);
+        }
+        let back = place.path(&format!("back-{name}"));
+        fs::create_dir(&back).unwrap();
+        for (_, _, path) in INTO {
+            let target = back.join(path.replace('/', "_"));
+            place.out(&format!("cp {name}:{path} {}", target.display()));
+            assert_eq!(fs::read_to_string(&target).unwrap(), "text\n", "{kind} {path}");
+        }
+        // The mode and the time are those of the source.
+        let copy = fs::metadata(back.join("_dir_sub_inner")).unwrap();
+        let source = fs::metadata(place.path("dir/sub/inner")).unwrap();
+        assert_eq!((copy.mode(), copy.mtime()), (source.mode(), source.mtime()));
+        // A tree and the contents of a directory.
+        place.out(&format!("cp {name}:/new back-{name}"));
+        place.out(&format!("cp {name}:/new/. back-{name}/contents"));
+        for path in ["new/sub/inner", "contents/sub/inner"] {
+            assert_eq!(fs::read_to_string(back.join(path)).unwrap(), "text\n");
+        }
+        if !runs {
+            place.out(&format!("start {name}"));
+        }
+        for (_, _, path) in INTO {
+            let ran = place.run(&format!("exec {name} -- cat {path}"));
+            assert_eq!(ran.out, "text\n", "{kind} {runs} {path}: {}", ran.err);
+        }
+    }
+}
+
+#[test]
+fn copies_that_cannot_be_made_say_why() {
+    let Some(place) = place() else { return };
+    write(&place.path("file"), b"text\n", 0o644);
+    fs::create_dir(place.path("dir")).unwrap();
+    fs::create_dir(place.path("data")).unwrap();
+    let _guards = ["web", "memory", "data"].map(|it| Rm(&place, it));
+    start(&place, &["--name", "web"], "sleep 1000");
+    start(&place, &["--name", "memory", "--writable", "memory"], "sleep 1000");
+    start(&place, &["--name", "data", "-v", "./data:/data"], "sleep 1000");
+    // A volume of a running container is a part of it.
+    place.out("cp file data:/data");
+    assert!(place.path("data/file").is_file());
+    for name in ["memory", "data"] {
+        place.out(&format!("stop --time 0 {name}"));
+    }
+    for (line, code, said) in [
+        ("cp none web:/tmp", 2, "\"none\" could not be found on the host"),
+        ("cp web:/none .", 2, "\"/none\" could not be found on container web"),
+        ("cp file web:/none/", 2, "\"/none/\" could not be found on container web"),
+        ("cp file web:/none/new", 2, "\"/none/new\" could not be found on container web"),
+        ("cp web:/etc/short none/new", 2, "\"none/new\" could not be found on the host"),
+        ("cp dir web:/etc/short", 2, "must be a directory when a directory is copied"),
+        ("cp web:/etc file", 2, "must be a directory when a directory is copied"),
+        ("cp file absent:/tmp", 3, "there is no container \"absent\""),
+        ("cp file web:/proc/new", 2, "file system of the kernel"),
+        ("cp file web:/dev/null", 2, "is not a regular file"),
+        ("cp web:/dev/null .", 2, "it is a device"),
+        ("cp web:/proc/version .", 2, "file system of the kernel"),
+        ("cp file memory:/tmp", 2, "are in memory, and end with its program"),
+        ("cp file data:/data", 2, "is in the mount /data of container data"),
+        ("cp data:/data/file .", 2, "`quire start data` first"),
+        ("cp --archive=perhaps file web:/", 2, "invalid value 'perhaps'"),
+        ("cp - -", 2, "one of the paths must be CONTAINER:PATH"),
+    ] {
+        let ran = place.run(line);
+        assert_eq!(ran.code, Some(code), "{line}: {} {}", ran.out, ran.err);
+        assert!(ran.err.contains(said), "{line}: {}", ran.err);
+    }
+    // The image of a container with changes in memory can be read.
+    place.out("cp memory:/etc/short .");
+    assert_eq!(fs::read_to_string(place.path("short")).unwrap(), "short\n");
+}
+
+#[test]
+fn owners_are_the_containers_user_or_the_caller() {
+    let Some(place) = place() else { return };
+    write(&place.path("file"), b"text\n", 0o644);
+    std::os::unix::fs::chown(place.path("file"), Some(1234), Some(1235)).unwrap();
+    let _guards = ["user", "mapped"].map(|it| Rm(&place, it));
+    let run = ["run", "--quiet", "--detach", "--name", "user", "-u", "7:8", "a", "sleep", "1000"];
+    let ran = place.run_each(&run);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    start(&place, &["--name", "mapped", "--userns", "auto"], "sleep 1000");
+    let owner = |path: PathBuf| {
+        let found = fs::metadata(path).unwrap();
+        (found.uid(), found.gid())
+    };
+    for name in ["user", "mapped"] {
+        place.out(&format!("cp file {name}:/of-user"));
+        place.out(&format!("cp -a=false file {name}:/of-source"));
+    }
+    assert_eq!(owner(inside(&place, "user", "/of-user")), (7, 8));
+    assert_eq!(owner(inside(&place, "user", "/of-source")), (1234, 1235));
+    // On the host, the container's root is another user.
+    let root = owner(inside(&place, "mapped", "/of-user"));
+    assert!(root.0 > 1235 && root.1 > 1235, "{root:?}");
+    assert_eq!(owner(inside(&place, "mapped", "/of-source")), (root.0 + 1234, root.1 + 1235));
+    for (options, expect) in [("", (0, 0)), ("--archive=false ", (1234, 1235))] {
+        place.out(&format!("cp {options}mapped:/of-source back"));
+        assert_eq!(owner(place.path("back")), expect, "{options}");
+    }
+}
+
+/// The links of the image lead to files of the host, if they were resolved on the host.
+#[test]
+fn a_hostile_container_reaches_no_file_of_the_host() {
+    let Some(place) = place() else { return };
+    let host = place.path("host");
+    fs::create_dir(&host).unwrap();
+    write(&host.join("secret"), b"secret\n", 0o600);
+    let shown = host.display().to_string();
+    let tree = place.path("tree");
+    for (target, name) in [
+        (shown.clone(), "to-host"),
+        (format!("{shown}/secret"), "to-secret"),
+        (format!("{}{shown}/secret", "../".repeat(40)), "up-to-secret"),
+        (format!("/proc/1/root{shown}/secret"), "by-proc"),
+        (format!("{shown}/made"), "to-made"),
+    ] {
+        symlink(target, tree.join(name)).unwrap();
+    }
+    write(&tree.join("etc/set-id"), b"#!/bin/sh\n", 0o6755);
+    place.out(&format!("import --quiet dir:{} h", tree.display()));
+    write(&place.path("file"), b"text\n", 0o644);
+    for runs in [true, false] {
+        let name = format!("hostile-{runs}");
+        let _guard = Rm(&place, &name);
+        let run = ["run", "--quiet", "--detach", "--name", &name, "h", "sleep", "1000"];
+        let ran = place.run_each(&run);
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        if !runs {
+            place.out(&format!("stop --time 0 {name}"));
+        }
+        for link in ["to-secret", "up-to-secret", "by-proc", "to-host/secret"] {
+            for line in [
+                format!("cp {name}:/{link} got"),
+                format!("cp {name}:/{link} -"),
+                format!("cp file {name}:/{link}"),
+            ] {
+                let ran = place.run(&line);
+                assert_eq!(ran.code, Some(2), "{line}: {}", ran.err);
+                assert!(!ran.out.contains("secret\n"), "{line}");
+            }
+        }
+        // The kernel resolves this link inside the root, where its directory does not exist.
+        assert_eq!(place.run(&format!("cp file {name}:/to-made")).code, Some(2));
+        let names: Vec<_> =
+            fs::read_dir(&host).unwrap().map(|it| it.unwrap().file_name()).collect();
+        assert_eq!(names, ["secret"]);
+        assert_eq!(fs::read_to_string(host.join("secret")).unwrap(), "secret\n");
+        // Links inside of trees are copied, and not followed.
+        place.out(&format!("cp {name}:/. copy-{runs}"));
+        let copy = place.path(&format!("copy-{runs}"));
+        assert!(fs::symlink_metadata(copy.join("to-secret")).unwrap().is_symlink());
+        let mode = fs::metadata(copy.join("etc/set-id")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o755);
+        assert!(!copy.join("proc/version").exists());
+    }
+    assert!(!place.path("got").exists());
+}
+
+#[test]
+fn tars_come_from_and_go_to_standard_streams() {
+    let Some(place) = place() else { return };
+    if !testing::programs(&["tar"]) {
+        return;
+    }
+    let _guard = Rm(&place, "tars");
+    start(&place, &["--name", "tars"], "sleep 1000");
+    let ran = place.command(&["cp", "tars:/etc", "-"]).output().unwrap();
+    fs::write(place.path("etc.tar"), ran.stdout).unwrap();
+    let list = Command::new("tar").arg("-tf").arg(place.path("etc.tar")).output().unwrap();
+    let list = String::from_utf8(list.stdout).unwrap();
+    for path in ["etc/", "etc/short", "etc/deep/", "etc/link"] {
+        assert!(list.lines().any(|it| it == path), "{path} {list}");
+    }
+    let read = |input: Stdio, to: &str| {
+        Ran::from_output(&place.command(&["cp", "-", to]).stdin(input).output().unwrap())
+    };
+    let ran = read(File::open(place.path("etc.tar")).unwrap().into(), "tars:/tmp");
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert_eq!(place.out("exec tars -- cat /tmp/etc/short"), "short\n");
+    let ran = read(File::open(place.path("etc.tar")).unwrap().into(), "tars:/etc/short");
+    assert!(ran.code == Some(2) && ran.err.contains("must be a directory"), "{}", ran.err);
+    let mut bad = File::create(place.path("bad.tar")).unwrap();
+    bad.write_all(&[b'x'; 2048]).unwrap();
+    let ran = read(File::open(place.path("bad.tar")).unwrap().into(), "tars:/tmp");
+    assert!(ran.code == Some(2) && ran.err.contains("cannot read the tar"), "{}", ran.err);
+}
+
+/// A mounted file is overwritten, because the container would not see another one in its place.
+#[test]
+fn mounted_files_and_other_containers_are_sources_and_destinations() {
+    let Some(place) = place() else { return };
+    write(&place.path("hosts"), b"192.0.2.1 example\n", 0o644);
+    let _guards = ["one", "two"].map(|it| Rm(&place, it));
+    start(&place, &["--name", "one"], "sleep 1000");
+    start(&place, &["--name", "two"], "sleep 1000");
+    place.out("cp hosts one:/etc/hosts");
+    assert_eq!(place.out("exec one -- cat /etc/hosts"), "192.0.2.1 example\n");
+    place.out("cp one:/etc/hosts two:/tmp/copied");
+    place.out("stop --time 0 two");
+    place.out("cp one:/etc/hosts two:/tmp/again");
+    place.out("cp two:/tmp/copied two:/tmp/third");
+    place.out("start two");
+    for file in ["copied", "again", "third"] {
+        assert_eq!(place.out(&format!("exec two -- cat /tmp/{file}")), "192.0.2.1 example\n");
+    }
+}
