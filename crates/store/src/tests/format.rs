@@ -204,6 +204,7 @@ fn records_are_written_as_the_document_has_them() {
         shared: None,
         boot: Some("b".to_owned()),
         snapshot: Some(snapshot.clone()),
+        volumes: Vec::new(),
     };
     let _container = store.create_container("c", &container).unwrap();
     let path = |name: &str| directory.path().join(name);
