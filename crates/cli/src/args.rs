@@ -5,11 +5,13 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum, ValueHint};
 
 mod containers;
-mod cpu;
+pub(crate) mod cpu;
+pub(crate) mod labels;
 pub(crate) mod limits;
 mod memory;
 mod names;
 pub(crate) mod ports;
+mod process;
 #[cfg(feature = "registry")]
 mod registry;
 mod security;
@@ -34,7 +36,9 @@ pub(crate) use serve::{Engine, LazyOptions, Skip};
 pub(crate) use trust::Trust;
 #[cfg(feature = "serve")]
 pub(crate) use trust::ViaWord;
-pub(crate) use volumes::{ask_for_labels, volumes};
+pub(crate) use labels::Labels;
+pub(crate) use process::ProcessOptions;
+pub(crate) use volumes::{ask_for_labels, mounts, volumes};
 
 /// Heading of the options of all verbs in help.
 pub(crate) const EVERY: &str = "Global options";
@@ -155,6 +159,15 @@ pub(crate) enum Compression {
     Zstd,
     /// No compression
     None,
+}
+
+/// Parses the value of a Boolean option. Source of the values: Go's `strconv.ParseBool`.
+pub(crate) fn boolean(text: &str) -> Result<bool, String> {
+    match text {
+        "1" | "t" | "T" | "TRUE" | "true" | "True" => Ok(true),
+        "0" | "f" | "F" | "FALSE" | "false" | "False" => Ok(false),
+        _ => Err("use true or false".to_owned()),
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

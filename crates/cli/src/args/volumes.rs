@@ -1,5 +1,7 @@
 //! `--volume` and `--mount`: mounts in a container besides its root.
 
+use std::num::NonZeroU64;
+
 use anyhow::Context as _;
 use container::bundle::Access;
 use container::bundle::mounts::{MountKind, MountRequest, Volume, destination};
@@ -54,7 +56,7 @@ pub(crate) fn mount(text: &str) -> Result<MountRequest, String> {
         "memory" | "tmpfs" => {
             refuse(no_source, "src, because it has no source on the host")?;
             refuse(durability != Some(true), "durable: use type=self or type=dir")?;
-            MountKind::Memory { bytes: size, mode: mode.unwrap_or(ANYBODY) }
+            MountKind::Memory { bytes: size, mode: mode.unwrap_or(ANYBODY), noexec: false }
         }
         "self" => {
             refuse(no_source, "src, because it has no source on the host")?;
@@ -83,6 +85,48 @@ pub(crate) fn mount(text: &str) -> Result<MountRequest, String> {
     Ok(MountRequest { kind, destination: to, access, relabels: label.is_some() })
 }
 
+/// Parses a value of `--tmpfs`: `PATH[:OPTION,…]`. Source of the options and their defaults: podman-run(1), `--tmpfs`.
+/// The files of the image are not copied into it, as with Docker.
+pub(crate) fn tmpfs(text: &str) -> Result<MountRequest, String> {
+    let (to, options) = match text.split_once(':') {
+        Some((to, options)) => (to, options),
+        None => (text, ""),
+    };
+    let destination = destination(to).map_err(|error| error.to_string())?;
+    let (mut size, mut mode, mut access, mut noexec) = (None, ANYBODY, Access::Writable, true);
+    for option in options.split(',').filter(|it| !it.is_empty()) {
+        match option.split_once('=') {
+            Some(("size", "0")) => size = None,
+            Some(("size", value)) => size = Some(bytes(value)?),
+            Some(("mode", value)) => mode = permissions(value)?,
+            None if option == "rw" => access = Access::Writable,
+            None if option == "ro" => access = Access::ReadOnly,
+            None if option == "exec" => noexec = false,
+            None if option == "noexec" => noexec = true,
+            None if ["nosuid", "nodev", "notmpcopyup"].contains(&option) => {}
+            _ => {
+                return Err(format!(
+                    "there is no option \"{option}\": use size=SIZE, mode=MODE, ro, rw, exec or noexec \
+                    (nosuid and nodev are always set)"
+                ));
+            }
+        }
+    }
+    let kind = MountKind::Memory { bytes: size, mode, noexec };
+    Ok(MountRequest { kind, destination, access, relabels: false })
+}
+
+/// Returns the requested mounts besides volumes.
+pub(crate) fn mounts(wanted: &ContainerOptions) -> Vec<MountRequest> {
+    let shm = wanted.shm_size.map(|bytes| MountRequest {
+        kind: MountKind::Memory { bytes: NonZeroU64::new(bytes), mode: ANYBODY, noexec: true },
+        destination: "/dev/shm".to_owned(),
+        access: Access::Writable,
+        relabels: false,
+    });
+    wanted.mount.iter().chain(&wanted.tmpfs).cloned().chain(shm).collect()
+}
+
 /// Parses the value of a flag. The value may be missing, or one of Docker's words for yes and no.
 fn is_said(key: &str, value: Option<&str>) -> Result<bool, String> {
     match value {
@@ -105,7 +149,8 @@ fn relabelling(value: &str) -> Result<(), String> {
 /// Returns whether a volume or a mount asks for SELinux labels.
 pub(crate) fn ask_for_labels(wanted: &ContainerOptions) -> bool {
     let has_option = |text: &String| {
-        let options = text.split(':').nth(2).unwrap_or_default();
+        // Names have no option without a path before it, and a path begins with a slash.
+        let options = text.rsplit(':').next().filter(|it| !it.starts_with('/')).unwrap_or_default();
         options.split(',').any(|it| ["z", "Z"].contains(&it))
     };
     wanted.volume.iter().any(has_option) || wanted.mount.iter().any(|it| it.relabels)
@@ -120,7 +165,7 @@ fn permissions(text: &str) -> Result<u32, String> {
 
 /// Parses a value of `--volume`, whose path on the host may begin with a dot, as with podman.
 fn volume(text: &str) -> anyhow::Result<Volume> {
-    let (source, rest) = text.split_once(':').unwrap_or((text, ""));
+    let Some((source, rest)) = text.split_once(':') else { return Ok(text.parse()?) };
     let is_relative =
         [".", ".."].contains(&source) || source.starts_with("./") || source.starts_with("../");
     if !is_relative {
@@ -138,8 +183,6 @@ pub(crate) fn volumes(wanted: &ContainerOptions) -> anyhow::Result<Vec<Volume>> 
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroU64;
-
     use super::*;
 
     fn check(text: &str, expect: Result<(MountKind, &str, Access), &str>) {
@@ -159,7 +202,7 @@ mod tests {
     fn kinds_and_their_words() {
         let (rw, ro) = (Access::Writable, Access::ReadOnly);
         let size = NonZeroU64::new(1 << 20);
-        let memory = |bytes, mode| MountKind::Memory { bytes, mode };
+        let memory = |bytes, mode| MountKind::Memory { bytes, mode, noexec: false };
         check("type=memory,dst=/a", Ok((memory(None, 0o1777), "/a", rw)));
         check(
             "dst=/a/,type=tmpfs,tmpfs-size=1m,tmpfs-mode=0700",
@@ -181,6 +224,39 @@ mod tests {
         check("type=bind,source=/x,destination=/a,readonly=false", Ok((host("/x"), "/a", rw)));
         check("type=bind,src=/x,dst=/a,relabel=shared", Ok((host("/x"), "/a", rw)));
         check("type=dir,src=/x,relabel=private,dst=/a,ro", Ok((host("/x"), "/a", ro)));
+    }
+
+    /// Source: podman-run(1), `--tmpfs`.
+    #[test]
+    fn options_of_tmpfs() {
+        let memory = |bytes, mode, noexec, access| {
+            let kind = MountKind::Memory { bytes, mode, noexec };
+            Ok(MountRequest { kind, destination: "/run".to_owned(), access, relabels: false })
+        };
+        let (rw, ro) = (Access::Writable, Access::ReadOnly);
+        let cases = [
+            ("/run", memory(None, 0o1777, true, rw)),
+            ("/run/:", memory(None, 0o1777, true, rw)),
+            ("/run:rw,size=787448k,mode=1770", memory(NonZeroU64::new(787_448 << 10), 0o1770, true, rw)),
+            ("/run:ro,exec,nosuid,nodev", memory(None, 0o1777, false, ro)),
+            ("/run:size=0", memory(None, 0o1777, true, rw)),
+        ];
+        for (text, expect) in cases {
+            assert_eq!(tmpfs(text), expect, "{text}");
+        }
+        let refused = [
+            ("", "is not a path in a container"),
+            ("run", "is not a path in a container"),
+            ("/proc", "cannot mount on /proc"),
+            ("/run:suid", "there is no option \"suid\""),
+            ("/run:size=much", "is not a size"),
+            ("/run:mode=9", "is not a mode"),
+            ("/run:tmpcopyup", "there is no option \"tmpcopyup\""),
+        ];
+        for (text, expect) in refused {
+            let error = tmpfs(text).unwrap_err();
+            assert!(error.contains(expect), "{text}: {error}");
+        }
     }
 
     #[test]

@@ -33,8 +33,7 @@ pub enum SysctlError {
     Syntax(String),
     /// The parameter is the host's, and not one of a namespace.
     #[error(
-        "{0} is a parameter of the whole host: a container can have net.*, fs.mqueue.*, kernel.msg*, kernel.sem and \
-        kernel.shm*"
+        "{0} is a parameter of the whole host: use net.*, fs.mqueue.*, kernel.msg*, kernel.sem or kernel.shm*"
     )]
     Host(String),
     /// The container has no network namespace of its own.
