@@ -229,14 +229,14 @@ impl VolumeShelf {
         Ok(Some(VolumeLock { directory }))
     }
 
-    /// Replaces the record of a volume, durably.
+    /// Replaces the record of a volume, durably. `shelf` is the directory of all volumes.
     pub(crate) fn change(
         &self,
-        lock: &VolumeLock,
+        shelf: &Directory,
         name: &str,
         record: &VolumeRecord,
     ) -> Result<(), DiskError> {
-        self.tmp.replace(&lock.directory.open(name)?, RECORD, &record::encode(record))
+        self.tmp.replace(&shelf.open(name)?, RECORD, &record::encode(record))
     }
 
     /// Moves the directory of a volume away. The result removes its contents.

@@ -103,7 +103,7 @@ impl Store {
             Err(error) if error.is(Errno::NOTEMPTY) || error.is(Errno::EXIST) => {}
             Err(error) => return Err(error.into()),
         }
-        Ok(self.volumes.change(&lock, name, &VolumeRecord { fresh: false, ..record })?)
+        Ok(self.volumes.change(&lock.directory, name, &VolumeRecord { fresh: false, ..record })?)
     }
 
     /// Returns the containers that use each volume. `Err` has the id of a container whose record is damaged.
@@ -189,7 +189,7 @@ impl Store {
             let Some(record) = self.volumes.get(name)? else { continue };
             if record.anonymous && record.ends_with_container != ends {
                 let record = VolumeRecord { ends_with_container: ends, ..record };
-                self.volumes.change(&lock, name, &record)?;
+                self.volumes.change(&lock.directory, name, &record)?;
             }
         }
         Ok(())
@@ -222,16 +222,19 @@ impl Store {
     }
 
     /// Gives a volume whose record is damaged a new one. Its files stay. Returns whether there was such a volume.
+    ///
+    /// The caller holds the store's lock. The lock on the volumes is not taken, because commands that have that one wait
+    /// for the store's.
     pub(crate) fn mend_volume(&self, name: &str) -> Result<bool, DiskError> {
-        let Some(lock) = self.volumes.lock()? else { return Ok(false) };
-        let Some(volume) = lock.directory.open_if_there(name)? else { return Ok(false) };
+        let Some(shelf) = self.volumes.directory.get()? else { return Ok(false) };
+        let Some(volume) = shelf.open_if_there(name)? else { return Ok(false) };
         volume.make_private(DATA)?;
         match self.volumes.get(name) {
             Ok(_) => {}
             Err(VolumeError::Disk(error)) => return Err(error),
             Err(_) => {
                 volume.remove_any(RECORD)?;
-                self.volumes.change(&lock, name, &VolumeRecord::new(Seconds(0)))?;
+                self.volumes.change(shelf, name, &VolumeRecord::new(Seconds(0)))?;
             }
         }
         Ok(true)

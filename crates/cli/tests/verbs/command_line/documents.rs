@@ -18,7 +18,7 @@ use crate::{Place, Ran, add_programs, is_root, write};
 
 /// Lines of pages and examples that are not run: the page or `help VERB`, the beginning of the line, and the
 /// reason.
-const NOT_RUN: [(&str, &str, &str); 73] = [
+const NOT_RUN: [(&str, &str, &str); 74] = [
     ("README.md", "sudo apt install ", "installs a release; the tier `package` does it"),
     ("README.md", "sudo ./install.sh", "installs a release"),
     ("docs/docker-users.md", "buildah ", "buildah; the tests `makers` import its images"),
@@ -42,6 +42,7 @@ const NOT_RUN: [(&str, &str, &str); 73] = [
     ("docs/containers.md", "unshare --user --map-auto", "a user with subordinate ids: `rootless`"),
     ("docs/containers.md", "quire run --security-opt apparmor=my", "a host with AppArmor"),
     ("docs/containers.md", "cat /proc/PID/", "as above"),
+    ("docs/containers.md", "quire run --network container:", "it needs a container that runs"),
     ("docs/containers.md", "quire run --network ns:", "a network namespace that someone has made"),
     ("docs/engines.md", "systemctl ", "systemd; `vm newest systemd` does it"),
     ("docs/operations.md", "mkdir -p /etc/quire", "changes /etc of the host"),

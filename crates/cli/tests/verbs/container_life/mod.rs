@@ -9,6 +9,7 @@ pub(super) mod ends;
 mod fork_crowds;
 pub(super) mod inherited;
 pub(super) mod logs;
+mod options;
 mod pauses;
 pub(super) mod restarts;
 pub(super) mod runs;
