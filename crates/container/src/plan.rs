@@ -158,7 +158,8 @@ impl ContainerRequest {
         for path in &image.volumes.0 {
             // The user of an image cannot repair its paths, and a container does not need such a volume.
             let is_kernels = |it: &String| it.starts_with("/dev/") || it.starts_with("/sys/");
-            let destination = destination(path).ok().filter(|it| !is_kernels(it));
+            let is_path = !path.contains('\0') && path.len() < PATH_MAX;
+            let destination = destination(path).ok().filter(|it| is_path && !is_kernels(it));
             let Some(destination) = destination else {
                 tracing::debug!(path, "ignoring a volume of the image that cannot be mounted");
                 continue;
@@ -186,6 +187,9 @@ pub enum ImageVolumes {
 /// Maximum length of the recorded labels of an image, in bytes. Each command that lists containers by labels reads
 /// them.
 const LABELS_MAX: usize = 256 << 10;
+
+/// Length of the longest path, in bytes, with a NUL. Source: Linux `PATH_MAX`.
+const PATH_MAX: usize = 4096;
 
 /// Maximum number of volumes of an image. Each takes a directory and a mount.
 const VOLUMES_MAX: usize = 128;
@@ -298,7 +302,7 @@ mod tests {
             labels: BTreeMap::from([("a", "image"), ("b", "image")].map(|(name, value)| {
                 (name.to_owned(), value.to_owned())
             })),
-            volumes: ["/v/", "/w", "/x", "v", "/", "/proc/1", "/sys/fs/cgroup", "/a/../b"]
+            volumes: ["/v/", "/w", "/x", "v", "/", "/proc/1", "/sys/fs/cgroup", "/a/../b", "/a\0"]
                 .map(str::to_owned)
                 .into(),
             ..ImageConfig::default()

@@ -105,7 +105,7 @@ impl RunDefaults {
             "network" => self.network = Some(text(key, value, "pasta", str::parse)?),
             "pull" => {
                 self.pull = Some(text(key, value, "missing", |text| {
-                    let wrong = |_| "use always, missing or never".to_owned();
+                    let wrong = |_: String| "use always, missing or never".to_owned();
                     PullPolicy::from_str(text, false).map_err(wrong)
                 })?);
             }

@@ -111,7 +111,7 @@ impl VolumeUser<'_> {
         };
         for (name, draft, files, anonymous) in drafts {
             // A command that removes the container without its volumes changes this. If the container is never made,
-            // the next command removes the volume.
+            // `gc` removes the volume.
             let ends_with_container = anonymous;
             let record =
                 VolumeRecord { anonymous, ends_with_container, ..VolumeRecord::new(self.now) };

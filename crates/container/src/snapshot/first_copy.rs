@@ -27,12 +27,12 @@ pub struct FirstCopy<'a> {
     links: HashMap<FileKey, Copied>,
     /// Whether the walk ended early, because a directory was moved.
     is_incomplete: bool,
-    devices: Devices,
+    devices: DeviceCopies,
 }
 
 /// Whether device files are copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Devices {
+enum DeviceCopies {
     Copied,
     /// They would be device files on the host's disk, and a user without root cannot make them.
     LeftOut,
@@ -59,7 +59,7 @@ pub fn first_copy<'a>(
     to: BorrowedFd<'_>,
     cancel: &'a AtomicBool,
 ) -> Result<FirstCopy<'a>, CopyError> {
-    let mut copy = begin(from, to, cancel, Devices::Copied)?;
+    let mut copy = begin(from, to, cancel, DeviceCopies::Copied)?;
     // Dirty pages would otherwise be written file by file.
     let failed = |errno| CopyError::of(CopyStop::Kernel("write back", errno), b"/".to_vec());
     rustix::fs::syncfs(&copy.from).map_err(failed)?;
@@ -77,7 +77,7 @@ pub fn copy_tree(
     to: BorrowedFd<'_>,
     cancel: &AtomicBool,
 ) -> Result<CopyReport, CopyError> {
-    let mut copy = begin(from, to, cancel, Devices::LeftOut)?;
+    let mut copy = begin(from, to, cancel, DeviceCopies::LeftOut)?;
     copy.walk()?;
     copy.at_rest()
 }
@@ -86,7 +86,7 @@ fn begin<'a>(
     from: BorrowedFd<'_>,
     to: BorrowedFd<'_>,
     cancel: &'a AtomicBool,
-    devices: Devices,
+    devices: DeviceCopies,
 ) -> Result<FirstCopy<'a>, CopyError> {
     let failed =
         |action| move |errno| CopyError::of(CopyStop::Kernel(action, errno), b"/".to_vec());
@@ -198,7 +198,7 @@ impl FirstCopy<'_> {
         };
         let (stat, seen) = look(&held).map_err(CopyStop::at("examine"))?;
         let is_device = matches!(kind(&stat), FileType::CharacterDevice | FileType::BlockDevice);
-        if is_device && self.devices == Devices::LeftOut {
+        if is_device && self.devices == DeviceCopies::LeftOut {
             return Ok(None);
         }
         let to =

@@ -26,6 +26,14 @@ pub enum VolumeFiles {
     Unsynced,
 }
 
+/// The containers that use volumes.
+enum VolumeUsers {
+    /// A container for each volume that is used.
+    Known(BTreeMap<String, String>),
+    /// The record of this container is damaged.
+    Unknown(String),
+}
+
 impl Store {
     /// Takes a lock under which volumes are mounted: as long as it is held, no volume is removed. Makes the directory
     /// of all volumes if it does not exist.
@@ -106,8 +114,8 @@ impl Store {
         Ok(self.volumes.change(&lock.directory, name, &VolumeRecord { fresh: false, ..record })?)
     }
 
-    /// Returns the containers that use each volume. `Err` has the id of a container whose record is damaged.
-    fn users_of_volumes(&self) -> Result<Result<BTreeMap<String, String>, String>, DiskError> {
+    /// Returns a container for each volume that is used.
+    fn users_of_volumes(&self) -> Result<VolumeUsers, DiskError> {
         let mut users = BTreeMap::new();
         for seen in self.containers.see_all()? {
             match seen.record {
@@ -115,10 +123,10 @@ impl Store {
                     users.extend(record.volumes.into_iter().map(|it| (it, seen.id.clone())));
                 }
                 Err(RecordError::Unwritten) if seen.liveness == Liveness::Dead => {}
-                Err(_) => return Ok(Err(seen.id)),
+                Err(_) => return Ok(VolumeUsers::Unknown(seen.id)),
             }
         }
-        Ok(Ok(users))
+        Ok(VolumeUsers::Known(users))
     }
 
     /// Returns the names of the volumes that containers use, running or kept, each with one of these containers.
@@ -126,7 +134,10 @@ impl Store {
     /// # Errors
     /// [`VolumeError::UnknownUser`] if a container's record is damaged, or an error of the disk.
     pub fn used_volumes(&self) -> Result<BTreeMap<String, String>, VolumeError> {
-        self.users_of_volumes()?.map_err(VolumeError::UnknownUser)
+        match self.users_of_volumes()? {
+            VolumeUsers::Known(users) => Ok(users),
+            VolumeUsers::Unknown(container) => Err(VolumeError::UnknownUser(container)),
+        }
     }
 
     /// Removes a volume that no container uses, with its files.
@@ -205,7 +216,7 @@ impl Store {
             return Ok(Vec::new());
         }
         // It is unknown which volumes a damaged container uses.
-        let Ok(used) = self.users_of_volumes()? else { return Ok(Vec::new()) };
+        let VolumeUsers::Known(used) = self.users_of_volumes()? else { return Ok(Vec::new()) };
         let mut unneeded = Vec::new();
         for name in names {
             let record = match self.volumes.get(&name) {

@@ -52,7 +52,7 @@ pub(crate) struct Volume {
     /// For ls and prune: only volumes to which this applies: name=PART, label=NAME[=VALUE], label!=NAME[=VALUE] or
     /// dangling=true|false (whether no container uses it). All filters with other words must apply
     #[arg(long, value_name = "WORD=VALUE")]
-    pub(crate) filter: Vec<Filter>,
+    pub(crate) filter: Vec<VolumeFilter>,
     /// For ls and inspect: print this text for each volume, in which {{.Name}}, {{.Driver}}, {{.Mountpoint}},
     /// {{.CreatedAt}}, {{.Scope}} and {{.Labels}} stand for its fields
     #[arg(long, value_name = "TEXT")]
@@ -71,14 +71,14 @@ pub(crate) struct Volume {
 
 /// A condition on volumes. The words are podman's.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Filter {
+pub(crate) enum VolumeFilter {
     Name(String),
     /// A label that volumes must have (or not), with this value if there is one.
     Label { name: String, value: Option<String>, has: bool },
     Dangling(bool),
 }
 
-impl std::str::FromStr for Filter {
+impl std::str::FromStr for VolumeFilter {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -101,7 +101,7 @@ impl std::str::FromStr for Filter {
     }
 }
 
-impl Filter {
+impl VolumeFilter {
     fn fits(&self, volume: &FoundVolume) -> bool {
         match self {
             Self::Name(part) => volume.name.contains(part),
@@ -121,7 +121,7 @@ impl Filter {
 }
 
 /// Whether a volume fits all filters.
-fn fits(filters: &[Filter], volume: &FoundVolume) -> bool {
+fn fits(filters: &[VolumeFilter], volume: &FoundVolume) -> bool {
     let (names, others): (Vec<_>, Vec<_>) = filters.iter().partition(|it| it.is_alternative());
     (names.is_empty() || names.iter().any(|it| it.fits(volume)))
         && others.iter().all(|it| it.fits(volume))
@@ -242,7 +242,7 @@ impl VolumeReport {
 /// Description of a volume by `volume inspect`, with podman's names. Source: podman-volume-inspect(1).
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
-struct Inspected<'a> {
+struct InspectedVolume<'a> {
     name: &'a str,
     driver: &'static str,
     mountpoint: &'a str,
@@ -256,7 +256,7 @@ struct Inspected<'a> {
 /// The only driver and scope of volumes.
 const LOCAL: &str = "local";
 
-impl<'a> Inspected<'a> {
+impl<'a> InspectedVolume<'a> {
     fn of(volume: &'a FoundVolume) -> Self {
         let record = volume.record.as_ref();
         Self {
@@ -373,7 +373,7 @@ fn list(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
 }
 
 fn formatted(all: &[FoundVolume], format: &str) -> anyhow::Result<Answer> {
-    let texts = all.iter().map(|it| Inspected::of(it).format(format));
+    let texts = all.iter().map(|it| InspectedVolume::of(it).format(format));
     let texts = texts.collect::<anyhow::Result<Vec<_>>>()?;
     report::lines(texts.iter().map(String::as_str))
 }
@@ -393,7 +393,7 @@ fn inspect(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
     if context.json {
         report::json(&wanted.iter().map(VolumeReport::of).collect::<Vec<_>>())?;
     } else {
-        report::json(&wanted.iter().map(Inspected::of).collect::<Vec<_>>())?;
+        report::json(&wanted.iter().map(InspectedVolume::of).collect::<Vec<_>>())?;
     }
     Ok(Answer::Yes)
 }
@@ -536,7 +536,7 @@ mod tests {
             volume("db", &[], None),
         ];
         let check = |filters: &[&str], expect: &[&str]| {
-            let filters: Vec<Filter> = filters.iter().map(|it| it.parse().unwrap()).collect();
+            let filters: Vec<VolumeFilter> = filters.iter().map(|it| it.parse().unwrap()).collect();
             let fitting = all.iter().filter(|it| fits(&filters, it));
             assert_eq!(fitting.map(|it| it.name.as_str()).collect::<Vec<_>>(), expect);
         };
@@ -551,14 +551,14 @@ mod tests {
         check(&["dangling=true"], &["web2", "db"]);
         check(&["dangling=false", "name=web"], &["web"]);
         for text in ["", "name", "name=", "until=1h", "dangling=perhaps", "dangling"] {
-            assert!(text.parse::<Filter>().is_err(), "{text}");
+            assert!(text.parse::<VolumeFilter>().is_err(), "{text}");
         }
     }
 
     #[test]
     fn fields_of_templates() {
         let volume = volume("web", &[("a", "1"), ("b", "")], None);
-        let format = |text: &str| Inspected::of(&volume).format(text);
+        let format = |text: &str| InspectedVolume::of(&volume).format(text);
         assert_eq!(format("{{.Name}}").unwrap(), "web");
         assert_eq!(format("a {{ .Driver }}\\t{{.Labels}}!").unwrap(), "a local\ta=1,b=!");
         assert_eq!(format("{{.Mountpoint}}").unwrap(), "/s/volumes/web/data");

@@ -100,10 +100,9 @@ fn volumes_of_an_image_have_its_files() {
     for runtime in runtimes() {
         for userns in ["host", "0:700000:65536"] {
             let options = ["--runtime", runtime, "--userns", userns];
-            let line = "cat /var/data/file; echo new > /var/data/file; > /absent/x; \
-                grep -c -e ' /var/data ' -e ' /absent ' /proc/self/mounts || exit 9";
+            let line = "cat /var/data/file; echo new > /var/data/file; > /absent/x; exit 9";
             let ran = script(&place, &options, "v", line);
-            assert_eq!(ran.code, Some(9), "grep is not in the image: {}", ran.err);
+            assert_eq!(ran.code, Some(9), "{runtime} {userns}: {}", ran.err);
             assert_eq!(ran.out, "image\n", "{runtime} {userns}: {}", ran.err);
             assert!(names(&place).is_empty(), "{runtime}");
             // A container that is kept has its volumes again.
