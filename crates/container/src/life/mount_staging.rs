@@ -136,11 +136,6 @@ impl Stage {
         self.base().join(NETWORK).display().to_string()
     }
 
-    /// Whether runtimes find mount points only in the stage, and not by paths of the host.
-    pub(crate) const fn is_open(&self) -> bool {
-        self.open
-    }
-
     /// Adds the directory of a volume. Returns its future path.
     pub(crate) fn add_volume(&mut self, directory: Detached) -> PathBuf {
         let place = self.volume_place(self.volumes.len());

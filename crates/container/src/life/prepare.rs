@@ -325,6 +325,7 @@ fn prepare_in(
         root: root.mount.as_fd(),
         owner: owner.unwrap_or((user.uid, user.gid)),
         is_new: matches!(spot, Spot::New { .. }),
+        is_mapped: map.is_some(),
         keep: wish.keep,
         now: around.now,
         is_asked_to_end: around.is_asked_to_end,
@@ -340,6 +341,7 @@ fn prepare_in(
     let terminal = bundle.terminal;
     let (process, mut spec) =
         configure(root.mount.as_fd(), &stage.root(), &config, &bundle, &user)?;
+    held.stage(&mut spec);
     Home::new(&config, &bundle).note(&mut spec);
     of_caller(&mut spec.process);
     add_init(&wish.init, around.search, &mut spec)?;

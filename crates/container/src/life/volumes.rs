@@ -16,6 +16,7 @@ use store::{
 
 use crate::backoff::GLANCE;
 use crate::bundle::mounts::{MountSource, Volume};
+use crate::bundle::spec::RuntimeSpec;
 use crate::life::mount_staging::Stage;
 use crate::snapshot::{CopyError, copy_tree};
 
@@ -47,7 +48,30 @@ pub enum VolumesError {
 #[derive(Debug, Default)]
 pub(crate) struct HeldVolumes {
     pub(crate) names: Vec<String>,
+    /// Volumes that the runtime finds at other paths.
+    staged: Vec<StagedVolume>,
     _lock: Option<VolumeLock>,
+}
+
+/// A volume that the runtime could not reach by its path, because it prepares the container as an unprivileged user.
+#[derive(Debug)]
+struct StagedVolume {
+    path: String,
+    /// Path for the runtime.
+    place: String,
+}
+
+impl HeldVolumes {
+    /// Replaces the paths of volumes in a configuration by those for the runtime. Destinations in the container are
+    /// resolved before, in the directories themselves, which may have links.
+    pub(crate) fn stage(&self, spec: &mut RuntimeSpec) {
+        for mount in &mut spec.mounts {
+            let is_of = |it: &&StagedVolume| mount.source.as_deref() == Some(&it.path);
+            if let Some(staged) = self.staged.iter().find(is_of) {
+                mount.source = Some(staged.place.clone());
+            }
+        }
+    }
 }
 
 /// The container whose volumes are prepared.
@@ -57,8 +81,10 @@ pub(crate) struct VolumeUser<'a> {
     pub(crate) root: BorrowedFd<'a>,
     /// User and group of the program, as ids of this process.
     pub(crate) owner: (u32, u32),
-    /// Whether the container is made now, so that missing volumes are made, too.
+    /// Whether the container is made now: then missing volumes are made as well.
     pub(crate) is_new: bool,
+    /// Whether the container's users have a map of ids, so that the runtime prepares it as another user of the host.
+    pub(crate) is_mapped: bool,
     /// Whether the container's folder is kept after its end.
     pub(crate) keep: bool,
     pub(crate) now: Seconds,
@@ -124,6 +150,7 @@ impl VolumeUser<'_> {
                 published => published?,
             }
         }
+        let mut staged = Vec::new();
         for volume in volumes {
             let name = match &volume.source {
                 MountSource::Named(name) | MountSource::Anonymous(Some(name)) => name,
@@ -138,15 +165,15 @@ impl VolumeUser<'_> {
             if volume.chown {
                 self.own(&directory, &path)?;
             }
-            let path = match stage.is_open() {
-                true => stage.add_volume(kernel::mount::bind(directory.as_fd(), Reach::One)?),
-                false => path,
-            };
-            let path = path.into_os_string().into_string();
-            let path = path.map_err(|path| VolumesError::Name(path.into()))?;
+            let path = text(path)?;
+            if self.is_mapped {
+                let mount = kernel::mount::bind(directory.as_fd(), Reach::One)?;
+                let place = text(stage.add_volume(mount))?;
+                staged.push(StagedVolume { path: path.clone(), place });
+            }
             volume.source = MountSource::Directory(path);
         }
-        Ok(HeldVolumes { names, _lock: lock })
+        Ok(HeldVolumes { names, staged, _lock: lock })
     }
 
     /// Makes the files of a new volume: those of the image at its destination.
@@ -218,6 +245,10 @@ impl VolumeUser<'_> {
     }
 }
 
+fn text(path: PathBuf) -> Result<String, VolumesError> {
+    path.into_os_string().into_string().map_err(|path| VolumesError::Name(path.into()))
+}
+
 /// Copies a directory of an image into an empty one. Returns whether there were files. A signal that ends programs also
 /// ends the copy.
 fn copy(
@@ -276,6 +307,7 @@ mod tests {
             root: root.as_fd(),
             owner: (who.user, who.group),
             is_new,
+            is_mapped: false,
             keep: true,
             now: Seconds(7),
             is_asked_to_end: &|| false,

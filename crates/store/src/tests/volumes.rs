@@ -145,7 +145,7 @@ fn damage_is_found_and_mended_without_a_loss_of_files() {
     fs::remove_dir(folder.join("data/data")).unwrap();
     fs::remove_dir_all(folder.join("used")).unwrap();
     fs::write(folder.join("stray"), "").unwrap();
-    let report = store.fsck(&FsckOptions::default()).unwrap();
+    let report = store.fsck(FsckOptions { threads: 2 }).unwrap();
     let has = |item: &StoreItem| {
         report.damage.iter().any(|it| matches!(&it.0, Damage::Bad(found, _) if found == item))
     };
