@@ -9,12 +9,12 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use store::{ContainerError, check_id};
 
-use crate::bundle::{Access, BundleOptions};
 use crate::bundle::config::ImageConfig;
 use crate::bundle::etc_files::Names;
 use crate::bundle::mounts::{MountRequest, MountSource, Volume, destination};
 use crate::bundle::security::FilterError;
 use crate::bundle::userns::IdMap;
+use crate::bundle::{Access, BundleOptions};
 use crate::network::Pasta;
 use crate::root::{Space, SpaceError, Trust, Warm, WritableChoice, space};
 use crate::runtime::Kind;
@@ -175,10 +175,10 @@ impl ContainerRequest {
     }
 }
 
-/// What happens with the volumes of an image.
+/// Treatment of an image's volumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ImageVolumes {
-    /// The container gets a volume of its own for each.
+    /// The container gets a new volume for each.
     Make,
     /// Their files are part of the root, because the files of volumes could not outlive the container's ids.
     Ignore,
@@ -299,9 +299,10 @@ mod tests {
     #[test]
     fn an_image_adds_labels_and_volumes() {
         let image = ImageConfig {
-            labels: BTreeMap::from([("a", "image"), ("b", "image")].map(|(name, value)| {
-                (name.to_owned(), value.to_owned())
-            })),
+            labels: BTreeMap::from(
+                [("a", "image"), ("b", "image")]
+                    .map(|(name, value)| (name.to_owned(), value.to_owned())),
+            ),
             volumes: ["/v/", "/w", "/x", "v", "/", "/proc/1", "/sys/fs/cgroup", "/a/../b", "/a\0"]
                 .map(str::to_owned)
                 .into(),
@@ -315,12 +316,8 @@ mod tests {
             relabels: false,
         };
         let labels = BTreeMap::from([("a".to_owned(), "own".to_owned())]);
-        let first = ContainerRequest {
-            labels,
-            volumes: vec![own.clone()],
-            mounts: vec![mount],
-            ..wish()
-        };
+        let first =
+            ContainerRequest { labels, volumes: vec![own.clone()], mounts: vec![mount], ..wish() };
         let mut request = first.clone();
         request.inherit(&image, ImageVolumes::Make).unwrap();
         assert_eq!(request.labels["a"], "own");

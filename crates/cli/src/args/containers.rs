@@ -10,8 +10,8 @@ use container::root::WritableChoice;
 
 #[cfg(feature = "serve")]
 use super::LazyOptions;
-use super::userns::{Ranges, UserNs, ranges};
 use super::limits::size;
+use super::userns::{Ranges, UserNs, ranges};
 use super::volumes::{mount, tmpfs};
 use super::{Trust, WARM, Warm, When};
 use crate::args::writable::{bytes, memory, writable};

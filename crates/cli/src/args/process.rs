@@ -92,7 +92,10 @@ mod tests {
         assert_eq!((kept.keep_groups, kept.groups.len()), (true, 0));
         assert_eq!(kept.sysctl["net.a"], "2");
         let added = of(&["5", "adm"]).wish().unwrap();
-        assert_eq!((added.keep_groups, added.groups), (false, vec!["5".to_owned(), "adm".to_owned()]));
+        assert_eq!(
+            (added.keep_groups, added.groups),
+            (false, vec!["5".to_owned(), "adm".to_owned()])
+        );
         assert!(of(&["5", "keep-groups"]).wish().is_err());
     }
 }

@@ -237,7 +237,10 @@ mod tests {
         let cases = [
             ("/run", memory(None, 0o1777, true, rw)),
             ("/run/:", memory(None, 0o1777, true, rw)),
-            ("/run:rw,size=787448k,mode=1770", memory(NonZeroU64::new(787_448 << 10), 0o1770, true, rw)),
+            (
+                "/run:rw,size=787448k,mode=1770",
+                memory(NonZeroU64::new(787_448 << 10), 0o1770, true, rw),
+            ),
             ("/run:ro,exec,nosuid,nodev", memory(None, 0o1777, false, ro)),
             ("/run:size=0", memory(None, 0o1777, true, rw)),
         ];

@@ -27,8 +27,7 @@ const NAME: &str = "run.toml";
 const FILE_MAX: u64 = 1 << 20;
 
 /// All keys.
-const KEYS: &str =
-    "network, pull, writable, memory, cpus, cpu-shares, cpuset-cpus and pids-limit";
+const KEYS: &str = "network, pull, writable, memory, cpus, cpu-shares, cpuset-cpus and pids-limit";
 
 /// The settings of a file. Each is the default of the option of the same name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -181,8 +180,7 @@ fn number<T, E: std::fmt::Display>(
 ) -> anyhow::Result<T> {
     let integer = value.as_integer().filter(|it| it.radix() == 10).map(|it| it.as_str());
     let found = value.as_str().or(integer).or_else(|| value.as_float().map(|it| it.as_str()));
-    let text =
-        found.with_context(|| format!("{key} is not a number: write {key} = {example}"))?;
+    let text = found.with_context(|| format!("{key} is not a number: write {key} = {example}"))?;
     parse(text).map_err(|error| anyhow::anyhow!("{key} = {}: {error}", text.escape_debug()))
 }
 
@@ -222,7 +220,10 @@ mod tests {
             ("memory = \"1k\"", "f, line 1: memory = \"1k\": 1k is too little"),
             ("cpus = true", "f, line 1: cpus is not a number: write cpus = 1.5"),
             ("pids-limit = 1.5", "f, line 1: pids-limit = 1.5: it is not a whole number"),
-            ("# a\n\nnetwrok = \"none\"", "f, line 3: \"netwrok\" is not a setting: use network, pull"),
+            (
+                "# a\n\nnetwrok = \"none\"",
+                "f, line 3: \"netwrok\" is not a setting: use network, pull",
+            ),
             ("network = \"none\"\nnetwork = \"host\"", "f, line 2: duplicate key"),
             ("network none", "f, line 1: "),
         ];
@@ -235,7 +236,8 @@ mod tests {
     #[test]
     fn options_come_before_the_users_file_and_that_before_the_hosts() {
         let user = parse("network = \"host\"\nmemory = \"64m\"", "user").unwrap();
-        let host = parse("network = \"pasta\"\npids-limit = 9\nwritable = \"memory\"", "host").unwrap();
+        let host =
+            parse("network = \"pasta\"\npids-limit = 9\nwritable = \"memory\"", "host").unwrap();
         let merged = user.or(host);
         let filled = |words: &[&str]| {
             let command = <NewContainer as clap::Args>::augment_args(

@@ -105,10 +105,9 @@ pub fn files(
         // Without a network, the container cannot reach other hosts, so it does not need the host's entries.
         let base = match network {
             Network::None => String::new(),
-            Network::Host
-            | Network::Joined(_)
-            | Network::Container(_)
-            | Network::Pasta => read(HOSTS)?,
+            Network::Host | Network::Joined(_) | Network::Container(_) | Network::Pasta => {
+                read(HOSTS)?
+            }
         };
         files.push(NameFile { place: HOSTS, text: hosts_text(extra, &base, hostname) });
     }

@@ -36,7 +36,7 @@ pub enum SysctlError {
         "{0} is a parameter of the whole host: use net.*, fs.mqueue.*, kernel.msg*, kernel.sem or kernel.shm*"
     )]
     Host(String),
-    /// The container has no network namespace of its own.
+    /// The container shares its network namespace with others.
     #[error("{0} needs a network of the container's own: use --network none or pasta")]
     Network(String),
 }
@@ -123,7 +123,9 @@ mod tests {
         for (text, expect) in cases {
             assert_eq!(parse_sysctl(text), expect, "{text}");
         }
-        for text in ["", "net.core", "=1", "net.=1", "net..x=1", "net.a/../b=1", "net.a=1\n2", "net.a b=1"] {
+        for text in
+            ["", "net.core", "=1", "net.=1", "net..x=1", "net.a/../b=1", "net.a=1\n2", "net.a b=1"]
+        {
             assert_eq!(parse_sysctl(text), Err(SysctlError::Syntax(text.to_owned())), "{text}");
         }
     }

@@ -37,7 +37,9 @@ pub enum MountRequestError {
     )]
     NoFolder,
     /// A volume of the store needs a container that is watched, but the caller has none.
-    #[error("volume {0}: volumes of the store are for containers of `run`; use a directory of the host")]
+    #[error(
+        "volume {0}: volumes of the store are for containers of `run`; use a directory of the host"
+    )]
     NoVolume(String),
     #[error(transparent)]
     Failed(#[from] OperationError),

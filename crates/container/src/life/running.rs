@@ -171,7 +171,7 @@ impl Ready {
         let spec = std::mem::take(&mut self.spec);
         let mut report = Some(File::from(report));
         let end_report = seat.as_ref().and_then(|_| report.as_ref()?.try_clone().ok());
-        // Nobody is at the terminal of a container that was started in the background. Without the socket, the runtime
+        // A container that was started in the background has no caller at its terminal. Without the socket, the runtime
         // refuses the start, with its reason.
         let has_own = self.terminal == Terminal::New && seat.is_none();
         let own = has_own.then(|| OwnTerminal::new(&self.path)).and_then(|made| {

@@ -44,7 +44,7 @@ pub enum VolumesError {
     Failed(#[from] OperationError),
 }
 
-/// Names of the container's volumes. Nothing removes the volumes as long as this value exists.
+/// Names of the container's volumes, which are not removed as long as this value exists.
 #[derive(Debug, Default)]
 pub(crate) struct HeldVolumes {
     pub(crate) names: Vec<String>,

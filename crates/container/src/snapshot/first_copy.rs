@@ -15,6 +15,10 @@ use super::stamp::{FileKey, Seen, Stamp, kind, look};
 use super::way::{Back, Level, Way};
 use super::{CopyError, CopyReport};
 
+/// The label of SELinux. Files of an image have none, so the host's policy chooses that of a copy, and a user without
+/// root may not set it.
+const SELINUX: &[u8] = b"security.selinux";
+
 /// A copy of everything that a container's upper directory had.
 #[derive(Debug)]
 pub struct FirstCopy<'a> {
@@ -94,10 +98,14 @@ fn begin<'a>(
     let to = open_directory(to).map_err(failed("open the copy of"))?;
     inherit_nothing(to.as_fd()).map_err(failed("remove the ACL of the copy of"))?;
     let content = ByteCopier::new(cancel, to.as_fd()).map_err(failed("open the copy of"))?;
+    let mut copier = Copier::new(content);
+    if devices == DeviceCopies::LeftOut {
+        copier.left_out = &[SELINUX];
+    }
     Ok(FirstCopy {
         from,
         to,
-        copier: Copier::new(content),
+        copier,
         index: CopyIndex::new(),
         tally: Tally::default(),
         links: HashMap::new(),

@@ -21,7 +21,9 @@ pub enum VolumeError {
     #[error("there is no volume \"{}\"", .0.escape_debug())]
     Absent(String),
     /// A container needs the volume.
-    #[error("container {container} uses volume {name}: remove the container first (`quire rm {container}`)")]
+    #[error(
+        "container {container} uses volume {name}: remove the container first (`quire rm {container}`)"
+    )]
     InUse { name: String, container: String },
     /// A container's record is damaged, so the volumes that it uses are unknown.
     #[error(

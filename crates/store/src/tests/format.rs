@@ -265,7 +265,8 @@ fn a_store_has_the_places_that_the_document_lists() {
         .collect();
     // These entries are created with the first device, the first lazy device, the first snapshot of a container, the
     // first volume and the first engine, when the store is shared, and when files are not synced.
-    found.extend(["data", "lazy", "container-snapshots", "snapshots", "volumes"].map(str::to_owned));
+    found
+        .extend(["data", "lazy", "container-snapshots", "snapshots", "volumes"].map(str::to_owned));
     found.extend(["shared", "unsynced"].map(str::to_owned));
     found.sort_unstable();
     wanted.sort_unstable();

@@ -12,7 +12,12 @@ use crate::{
     StoreItem, VolumeError, VolumeFiles, VolumeRecord,
 };
 
-fn container(store: &Store, id: &str, keep: bool, volumes: &[&str]) -> Result<ContainerDir, ContainerError> {
+fn container(
+    store: &Store,
+    id: &str,
+    keep: bool,
+    volumes: &[&str],
+) -> Result<ContainerDir, ContainerError> {
     let record = ContainerRecord {
         image: store.images.ids().unwrap()[0],
         manifest: None,
@@ -152,7 +157,12 @@ fn damage_is_found_and_mended_without_a_loss_of_files() {
     assert!(has(&StoreItem::Volume("record".to_owned())), "{report:?}");
     assert!(has(&StoreItem::Volume("data".to_owned())), "{report:?}");
     assert!(has(&StoreItem::Container("c".to_owned())), "{report:?}");
-    assert!(report.damage.iter().any(|it| matches!(&it.0, Damage::Stray(path) if path.ends_with("stray"))));
+    assert!(
+        report
+            .damage
+            .iter()
+            .any(|it| matches!(&it.0, Damage::Stray(path) if path.ends_with("stray")))
+    );
     assert!(store.mend_volume("record").unwrap() && store.mend_volume("data").unwrap());
     assert!(!store.mend_volume("none").unwrap());
     assert_eq!(fs::read_to_string(store.volumes.path("record").join("file")).unwrap(), "kept");

@@ -176,13 +176,8 @@ pub(crate) fn bundle(context: &Context, args: &Bundle) -> anyhow::Result<Answer>
         map.check(&user)?;
     }
     let mut stage = Stage::new(directory, context.who().user, None);
-    options.volumes = filestores::volumes(
-        volumes,
-        &requested,
-        &Filestores::default(),
-        map.as_ref(),
-        &mut stage,
-    )?;
+    options.volumes =
+        filestores::volumes(volumes, &requested, &Filestores::default(), map.as_ref(), &mut stage)?;
     let owners = if map.is_some() { Owners::Mapped } else { Owners::AsInImage };
     options.map = map;
     options.names = name_mounts(directory, &names)?;

@@ -74,7 +74,11 @@ pub(crate) struct Volume {
 pub(crate) enum VolumeFilter {
     Name(String),
     /// A label that volumes must have (or not), with this value if there is one.
-    Label { name: String, value: Option<String>, has: bool },
+    Label {
+        name: String,
+        value: Option<String>,
+        has: bool,
+    },
     Dangling(bool),
 }
 
@@ -507,7 +511,10 @@ pub(crate) fn clear_unneeded_in(context: &Context, store: &Path) {
     match Store::open(store, context.who(), OpenOptions::write()) {
         Ok(store) => clear_unneeded(&store),
         Err(error) => {
-            tracing::warn!(error = report::chain(&error), "cannot remove the volumes of a container");
+            tracing::warn!(
+                error = report::chain(&error),
+                "cannot remove the volumes of a container"
+            );
         }
     }
 }

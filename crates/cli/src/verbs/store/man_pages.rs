@@ -429,12 +429,17 @@ fn run_defaults() -> ManPage {
     page.add(|roff| man_markdown::section(roff, "DESCRIPTION", text, "## Defaults"));
     let files = [
         ("/etc/quire/run.toml", "The administrator's defaults; it may be absent."),
-        ("$XDG_CONFIG_HOME/quire/run.toml", "A user's own defaults; by default in ~/.config/quire."),
+        (
+            "$XDG_CONFIG_HOME/quire/run.toml",
+            "A user's own defaults; by default in ~/.config/quire.",
+        ),
     ];
     page.table("FILES", &owned(files));
     let variable = ("XDG_CONFIG_HOME", "The directory of a user's files, instead of ~/.config.");
     page.table("ENVIRONMENT", &owned([variable]));
-    page.finish("quire(1), quire-run(1), quire-create(1), quire-policy.toml(5), quire-serve.toml(5)")
+    page.finish(
+        "quire(1), quire-run(1), quire-create(1), quire-policy.toml(5), quire-serve.toml(5)",
+    )
 }
 
 #[cfg(feature = "serve")]

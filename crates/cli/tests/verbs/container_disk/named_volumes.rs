@@ -253,9 +253,18 @@ fn volumes_are_described_counted_and_checked() {
     place.out(&format!("volume rm {}", random.trim()));
     for name in ["", ".a", "a/b", "-a"] {
         let ran = place.run_each(&["volume", "create", "--", name]);
-        assert!(ran.code == Some(2) && ran.err.contains("is not a name of a volume"), "{}", ran.err);
+        assert!(
+            ran.code == Some(2) && ran.err.contains("is not a name of a volume"),
+            "{}",
+            ran.err
+        );
     }
-    let ran = script(&place, &["-v", "one:/x"], "a", "head -c 99999 /dev/zero > /x/f 2>&1; echo x > /x/g");
+    let ran = script(
+        &place,
+        &["-v", "one:/x"],
+        "a",
+        "head -c 99999 /dev/zero > /x/f 2>&1; echo x > /x/g",
+    );
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     let shown: Value = serde_json::from_str(&place.out("volume inspect one")).unwrap();
     let path = place.path("store/volumes/one/data").display().to_string();

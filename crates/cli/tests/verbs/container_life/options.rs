@@ -38,15 +38,25 @@ fn a_program_gets_the_settings_of_its_options() {
         let mounted = "grep ' /t ' /proc/self/mounts | grep -c noexec; ls -ld /t | cut -c1-10 2>/dev/null \
             || ls -ld /t";
         let ran = run(&place, runtime, &["--tmpfs", "/t:size=64k,mode=1700"], mounted);
-        assert!(ran.out.starts_with("1\n") && ran.out.contains("drwx-----T"), "{}{}", ran.out, ran.err);
-        let ran = run(&place, runtime, &["--shm-size", "64k"], "grep ' /dev/shm ' /proc/self/mounts");
+        assert!(
+            ran.out.starts_with("1\n") && ran.out.contains("drwx-----T"),
+            "{}{}",
+            ran.out,
+            ran.err
+        );
+        let ran =
+            run(&place, runtime, &["--shm-size", "64k"], "grep ' /dev/shm ' /proc/self/mounts");
         assert!(ran.out.contains("size=64k"), "{runtime}: {}{}", ran.out, ran.err);
         let ran = run(&place, runtime, &["--group-add", "nowhere"], "true");
         assert!(ran.code == Some(125) && ran.err.contains("no group \"nowhere\""), "{}", ran.err);
     }
     // `exec` and another start have them as well.
     let _guard = Rm(&place, "c");
-    start(&place, &["--name", "c", "--umask", "077", "--group-add", "77"], "umask; id -G; sleep 60");
+    start(
+        &place,
+        &["--name", "c", "--umask", "077", "--group-add", "77"],
+        "umask; id -G; sleep 60",
+    );
     wait_for(|| place.out("logs c") == "0077\n0 77\n");
     assert_eq!(place.run_each(&["exec", "-u", "5", "c", "sh", "-c", "umask"]).out, "0077\n");
     place.out("restart -t 0 c");
@@ -59,7 +69,11 @@ fn labels_are_recorded_with_the_container() {
     let Some(place) = place() else { return };
     fs::write(place.path("labels"), "# a comment\nb=file\nc=file\n").unwrap();
     let _guard = Rm(&place, "c");
-    start(&place, &["--name", "c", "--label-file", "labels", "-l", "b=own", "--label", "d"], "true");
+    start(
+        &place,
+        &["--name", "c", "--label-file", "labels", "-l", "b=own", "--label", "d"],
+        "true",
+    );
     let request = fs::read(place.path("store/containers/c/request.json")).unwrap();
     let request: serde_json::Value = serde_json::from_slice(&request).unwrap();
     let expect = serde_json::json!({"b": "own", "c": "file", "d": ""});
@@ -149,10 +163,21 @@ fn a_failed_program_is_told_how_to_get_a_network() {
     let Some(place) = place() else { return };
     let hint = "use `--network pasta`";
     let run = |options: &str, command: &str| {
-        place.run_each(&[&["run"], &options.split_whitespace().collect::<Vec<_>>()[..], &["a", "--", "sh", "-c", command]].concat())
+        place.run_each(
+            &[
+                &["run"],
+                &options.split_whitespace().collect::<Vec<_>>()[..],
+                &["a", "--", "sh", "-c", command],
+            ]
+            .concat(),
+        )
     };
     let ran = run("-u 0", "exit 7");
-    assert!(ran.code == Some(7) && ran.err.lines().filter(|it| it.contains(hint)).count() == 1, "{}", ran.err);
+    assert!(
+        ran.code == Some(7) && ran.err.lines().filter(|it| it.contains(hint)).count() == 1,
+        "{}",
+        ran.err
+    );
     for (options, command) in [
         ("-u 0", "true"),
         ("-u 0", "exit 127"),
@@ -189,9 +214,16 @@ fn defaults_come_from_a_file() {
     let ran = run("writable = \"none\"", &["a", "--", "sh", "-c", "> /x"]);
     assert_ne!(ran.code, Some(0));
     let ran = run("pull = \"never\"", &["nothing", "true"]);
-    assert!(ran.err.contains("there is no image \"nothing\"") && !ran.err.contains("pulling"), "{}", ran.err);
+    assert!(
+        ran.err.contains("there is no image \"nothing\"") && !ran.err.contains("pulling"),
+        "{}",
+        ran.err
+    );
     for (defaults, expect) in [
-        ("\nnetwrok = \"host\"", "run.toml, line 2: \"netwrok\" is not a setting: use network, pull"),
+        (
+            "\nnetwrok = \"host\"",
+            "run.toml, line 2: \"netwrok\" is not a setting: use network, pull",
+        ),
         ("network = \"bridge\"", "run.toml, line 1: network = \"bridge\": use pasta"),
     ] {
         let ran = run(defaults, &["a", "true"]);

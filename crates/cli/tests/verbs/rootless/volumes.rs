@@ -23,7 +23,12 @@ fn volumes_of_a_user_outlive_its_containers() {
         assert_eq!(ran.out, "x\ny\n", "{runtime}: {}", ran.err);
         // Files of the image keep their owners, and :U changes them.
         let ran = run(&["-v", "etc:/etc", "-v", "data:/data:U", "-u", "7:8"], "ls -ln /data/file");
-        assert!(ran.out.contains(" 7 ") && ran.out.contains(" 8 "), "{runtime}: {}{}", ran.out, ran.err);
+        assert!(
+            ran.out.contains(" 7 ") && ran.out.contains(" 8 "),
+            "{runtime}: {}{}",
+            ran.out,
+            ran.err
+        );
         assert_eq!(user.out(&["volume", "ls", "-q"]), "data\netc\n", "{runtime}");
         user.out(&["volume", "rm", "data", "etc"]);
         let left = user.home().join(".local/share/quire/volumes");

@@ -30,7 +30,7 @@ pub(crate) struct Run {
     pub(crate) new: NewContainer,
 }
 
-/// What happens with the volumes of an image. The words are podman's.
+/// Treatment of an image's volumes. The words are podman's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ImageVolumeChoice {
     /// The container gets a new volume for each, with the files of the image
