@@ -12,7 +12,7 @@ use container::root::WritableChoice;
 use super::LazyOptions;
 use super::limits::size;
 use super::userns::{Ranges, UserNs, ranges};
-use super::volumes::{mount, tmpfs};
+use super::volumes::{MountOption, mount, tmpfs};
 use super::{Trust, WARM, Warm, When};
 use crate::args::writable::{bytes, memory, writable};
 
@@ -121,6 +121,7 @@ const MOUNT: &str = "Add a mount. Docker's keywords work as well: tmpfs, bind, s
     - type=memory[,size=SIZE][,mode=MODE][,ro]: memory\n\
     - type=self[,size=SIZE][,mode=MODE][,durable][,ro]: a file system in one file, by default of 10 GiB, \
     removed with the container\n\
+    - type=volume[,src=NAME][,ro]: a volume, as with --volume\n\
     - type=dir,src=PATH[,ro]: a directory or file of the host";
 
 // Settings of a container. Where an option is missing, the image's configuration applies.
@@ -166,7 +167,7 @@ pub(crate) struct ContainerOptions {
         value_parser = mount,
         help = MOUNT
     )]
-    pub(crate) mount: Vec<MountRequest>,
+    pub(crate) mount: Vec<MountOption>,
     /// Limit the container's memory, for example 512m; at least 6m. Above the limit, the kernel kills processes of the
     /// container
     #[arg(short, long, value_name = "SIZE", value_parser = memory)]

@@ -4,7 +4,9 @@ use std::num::NonZeroU64;
 
 use anyhow::Context as _;
 use container::bundle::Access;
-use container::bundle::mounts::{MountKind, MountRequest, Volume, destination};
+use container::bundle::mounts::{
+    MountKind, MountRequest, MountSource, Volume, VolumeError, destination,
+};
 use kernel::mount::Durability;
 
 use super::ContainerOptions;
@@ -14,8 +16,16 @@ use crate::args::writable::bytes;
 const ANYBODY: u32 = 0o1777;
 const OWNER: u32 = 0o755;
 
+/// A value of `--mount`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum MountOption {
+    Request(MountRequest),
+    /// A volume of the store.
+    Volume(Volume),
+}
+
 /// Parses a value of `--mount`: `KEY=VALUE,…`, as Docker's `--mount`.
-pub(crate) fn mount(text: &str) -> Result<MountRequest, String> {
+pub(crate) fn mount(text: &str) -> Result<MountOption, String> {
     let (mut kind, mut to, mut source) = (None, None, None);
     let (mut size, mut mode) = (None, None);
     let (mut access, mut durability, mut label) = (None, None, None);
@@ -43,7 +53,7 @@ pub(crate) fn mount(text: &str) -> Result<MountRequest, String> {
     }
     let to = to.ok_or("dst=PATH, the path in the container, is missing")?;
     let to = destination(to).map_err(|error| error.to_string())?;
-    let kinds = "type=memory, type=self or type=dir";
+    let kinds = "type=memory, type=self, type=volume or type=dir";
     let kind = kind.ok_or_else(|| format!("the type is missing: use {kinds}"))?;
     let (no_source, no_size, no_mode) = (source.is_none(), size.is_none(), mode.is_none());
     let refuse = |is_fine: bool, what: &str| match is_fine {
@@ -52,7 +62,22 @@ pub(crate) fn mount(text: &str) -> Result<MountRequest, String> {
     };
     let is_of_host = ["dir", "bind"].contains(&kind);
     refuse(label.is_none() || is_of_host, "relabel, because it has no files of the host")?;
+    let access = if access == Some(true) { Access::ReadOnly } else { Access::Writable };
     let kind = match kind {
+        "volume" => {
+            refuse(no_size && no_mode && durability.is_none(), "size, mode and durable")?;
+            let source = match source {
+                None | Some("") => MountSource::Anonymous(None),
+                Some(name) if store::check_id(name).is_ok() => MountSource::Named(name.to_owned()),
+                Some(name) => return Err(VolumeError::Name(name.to_owned()).to_string()),
+            };
+            return Ok(MountOption::Volume(Volume {
+                source,
+                destination: to,
+                access,
+                chown: false,
+            }));
+        }
         "memory" | "tmpfs" => {
             refuse(no_source, "src, because it has no source on the host")?;
             refuse(durability != Some(true), "durable: use type=self or type=dir")?;
@@ -81,8 +106,8 @@ pub(crate) fn mount(text: &str) -> Result<MountRequest, String> {
         }
         _ => return Err(format!("there is no type=\"{kind}\": use {kinds}")),
     };
-    let access = if access == Some(true) { Access::ReadOnly } else { Access::Writable };
-    Ok(MountRequest { kind, destination: to, access, relabels: label.is_some() })
+    let relabels = label.is_some();
+    Ok(MountOption::Request(MountRequest { kind, destination: to, access, relabels }))
 }
 
 /// Parses a value of `--tmpfs`: `PATH[:OPTION,…]`. Source of the options and their defaults: podman-run(1), `--tmpfs`.
@@ -124,7 +149,11 @@ pub(crate) fn mounts(wanted: &ContainerOptions) -> Vec<MountRequest> {
         access: Access::Writable,
         relabels: false,
     });
-    wanted.mount.iter().chain(&wanted.tmpfs).cloned().chain(shm).collect()
+    let mounts = wanted.mount.iter().filter_map(|it| match it {
+        MountOption::Request(request) => Some(request),
+        MountOption::Volume(_) => None,
+    });
+    mounts.chain(&wanted.tmpfs).cloned().chain(shm).collect()
 }
 
 /// Parses the value of a flag. The value may be missing, or one of Docker's words for yes and no.
@@ -153,7 +182,7 @@ pub(crate) fn ask_for_labels(wanted: &ContainerOptions) -> bool {
         let options = text.rsplit(':').next().filter(|it| !it.starts_with('/')).unwrap_or_default();
         options.split(',').any(|it| ["z", "Z"].contains(&it))
     };
-    wanted.volume.iter().any(has_option) || wanted.mount.iter().any(|it| it.relabels)
+    wanted.volume.iter().any(has_option) || mounts(wanted).iter().any(|it| it.relabels)
 }
 
 fn permissions(text: &str) -> Result<u32, String> {
@@ -176,9 +205,13 @@ fn volume(text: &str) -> anyhow::Result<Volume> {
     Ok(format!("{source}:{rest}").parse()?)
 }
 
-/// Parses all values of `--volume`.
+/// Parses all values of `--volume`, and adds the volumes of `--mount`.
 pub(crate) fn volumes(wanted: &ContainerOptions) -> anyhow::Result<Vec<Volume>> {
-    wanted.volume.iter().map(|it| volume(it)).collect()
+    let mounted = wanted.mount.iter().filter_map(|it| match it {
+        MountOption::Volume(volume) => Some(Ok(volume.clone())),
+        MountOption::Request(_) => None,
+    });
+    wanted.volume.iter().map(|it| volume(it)).chain(mounted).collect()
 }
 
 #[cfg(test)]
@@ -191,7 +224,7 @@ mod tests {
                 let destination = destination.to_owned();
                 let relabels = text.contains("relabel");
                 let expect = MountRequest { kind, destination, access, relabels };
-                assert_eq!(found, expect, "{text}");
+                assert_eq!(found, MountOption::Request(expect), "{text}");
             }
             (Err(found), Err(expect)) => assert!(found.contains(expect), "{text}: {found}"),
             (found, expect) => panic!("{text}: {found:?}, not {expect:?}"),
@@ -224,6 +257,17 @@ mod tests {
         check("type=bind,source=/x,destination=/a,readonly=false", Ok((host("/x"), "/a", rw)));
         check("type=bind,src=/x,dst=/a,relabel=shared", Ok((host("/x"), "/a", rw)));
         check("type=dir,src=/x,relabel=private,dst=/a,ro", Ok((host("/x"), "/a", ro)));
+    }
+
+    #[test]
+    fn volumes_by_mount_are_those_of_volume() {
+        for (text, same) in [
+            ("type=volume,src=data,dst=/a", "data:/a"),
+            ("type=volume,source=data,target=/a,readonly", "data:/a:ro"),
+            ("type=volume,dst=/a", "/a"),
+        ] {
+            assert_eq!(mount(text), Ok(MountOption::Volume(same.parse().unwrap())), "{text}");
+        }
     }
 
     /// Source: podman-run(1), `--tmpfs`.
@@ -268,7 +312,9 @@ mod tests {
             ("", "there is no key \"\""),
             ("dst=/a", "use type=memory"),
             ("type=memory", "dst=PATH, the path in the container, is missing"),
-            ("type=volume,dst=/a", "there is no type=\"volume\""),
+            ("type=volumes,dst=/a", "there is no type=\"volumes\""),
+            ("type=volume,dst=/a,src=/b", "is not a name of a volume"),
+            ("type=volume,dst=/a,size=1", "type=volume does not take size"),
             ("type=memory,dst=a", "is not a path in a container"),
             ("type=memory,dst=/proc", "cannot mount on /proc"),
             ("type=memory,dst=/", "it is the root"),

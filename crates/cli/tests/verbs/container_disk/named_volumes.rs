@@ -81,7 +81,7 @@ fn a_volume_in_use_is_not_removed() {
     refused("volume rm data");
     assert_eq!(place.out("volume rm --all"), "");
     place.out("start web");
-    wait_for(|| ps(&place, "web").is_some_and(|it| it["status"] == "running"));
+    wait_for("the effect", || ps(&place, "web").is_some_and(|it| it["status"] == "running"));
     assert_eq!(place.out("exec web cat /data/file"), "x\n");
     place.out("rm --force --volumes web");
     // A name that a user chose ends only with `volume rm`.
@@ -204,7 +204,7 @@ fn no_crash_leaves_a_volume_behind() {
         start(&place, &[&["--name", "c", "-v", "/own"], options].concat(), "sleep 60");
         assert_eq!(names(&place).len(), 1);
         place.out("stop -t 0 c");
-        wait_for(|| names(&place).is_empty());
+        wait_for("the effect", || names(&place).is_empty());
     }
     let _guard = Rm(&place, "c");
     start(&place, &["--rm", "--name", "c", "-v", "/own"], "sleep 60");
@@ -213,7 +213,7 @@ fn no_crash_leaves_a_volume_behind() {
     let monitor = i32::try_from(state["monitor"].as_u64().unwrap()).unwrap();
     let monitor = rustix::process::Pid::from_raw(monitor).unwrap();
     rustix::process::kill_process(monitor, rustix::process::Signal::KILL).unwrap();
-    wait_for(|| {
+    wait_for("the effect", || {
         place.out("gc");
         names(&place).is_empty()
     });
@@ -229,10 +229,10 @@ fn forks_share_only_named_volumes() {
         &["--name", "base", "-v", "data:/data", "-v", "/own"],
         "echo base > /data/file; echo base > /own/file; sleep 60",
     );
-    wait_for(|| place.run("exec base cat /own/file").out == "base\n");
+    wait_for("the effect", || place.run("exec base cat /own/file").out == "base\n");
     place.out("stop -t 0 base");
     place.out("fork --name child base");
-    wait_for(|| place.run("exec child cat /own/file").out == "base\n");
+    wait_for("the effect", || place.run("exec child cat /own/file").out == "base\n");
     assert_eq!(names(&place).len(), 3);
     place.out("rm --force --volumes child");
     assert_eq!(names(&place).len(), 2);

@@ -57,10 +57,10 @@ fn a_program_gets_the_settings_of_its_options() {
         &["--name", "c", "--umask", "077", "--group-add", "77"],
         "umask; id -G; sleep 60",
     );
-    wait_for(|| place.out("logs c") == "0077\n0 77\n");
+    wait_for("the effect", || place.out("logs c") == "0077\n0 77\n");
     assert_eq!(place.run_each(&["exec", "-u", "5", "c", "sh", "-c", "umask"]).out, "0077\n");
     place.out("restart -t 0 c");
-    wait_for(|| place.out("logs c") == "0077\n0 77\n0077\n0 77\n");
+    wait_for("the effect", || place.out("logs c") == "0077\n0 77\n0077\n0 77\n");
 }
 
 /// Labels of the command line replace those of the file, and these those of the image.
@@ -101,7 +101,7 @@ fn a_container_replaces_another_of_its_name() {
     start(&place, &["--replace", "--name", "c"], "echo second; sleep 60");
     let second = ps(&place, "c").unwrap()["pid"].clone();
     assert_ne!(first, second);
-    wait_for(|| place.out("logs c") == "second\n");
+    wait_for("the effect", || place.out("logs c") == "second\n");
     place.out("stop -t 0 c");
     start(&place, &["--replace", "--name", "c"], "sleep 60");
     let ran = place.run("run -d --name c a true");
@@ -118,11 +118,11 @@ fn a_container_in_the_background_has_a_terminal() {
         let line = ["a", "--", "sh", "-c", "tty; exec sh"];
         let ran = place.run_each(&[&["run", "--quiet"], &options[..], &line].concat());
         assert_eq!(ran.code, Some(0), "{runtime}: {}", ran.err);
-        wait_for(|| place.out("logs shell").contains("/dev/pts/0"));
+        wait_for("the effect", || place.out("logs shell").contains("/dev/pts/0"));
         assert_eq!(ps(&place, "shell").unwrap()["status"], "running", "{runtime}");
         place.out("stop -t 0 shell");
         place.out("start shell");
-        wait_for(|| place.out("logs shell").matches("/dev/pts/0").count() == 2);
+        wait_for("the effect", || place.out("logs shell").matches("/dev/pts/0").count() == 2);
         place.out("rm --force shell");
         // All output of a short program is in the log.
         let options = ["-dt", "--name", "shell", "--runtime", runtime, "-u", "0"];
@@ -148,7 +148,7 @@ fn rm_takes_a_word() {
     let Some(place) = place() else { return };
     for word in ["--rm", "--rm=true", "--rm=1"] {
         place.out(&format!("run --quiet -d {word} --name c a true"));
-        wait_for(|| place.out("ps -aq").is_empty());
+        wait_for("the effect", || place.out("ps -aq").is_empty());
     }
     let _guard = Rm(&place, "c");
     place.out("run --quiet -d --rm=false --name c a true");
