@@ -37,7 +37,6 @@ pub(crate) use trust::Trust;
 #[cfg(feature = "serve")]
 pub(crate) use trust::ViaWord;
 pub(crate) use labels::Labels;
-pub(crate) use process::ProcessOptions;
 pub(crate) use volumes::{ask_for_labels, mounts, volumes};
 
 /// Heading of the options of all verbs in help.

@@ -97,6 +97,8 @@ pub(crate) fn pages() -> Vec<ManPage> {
     #[cfg(feature = "registry")]
     pages.push(hosts());
     #[cfg(feature = "serve")]
+    pages.push(run_defaults());
+    #[cfg(feature = "serve")]
     pages.push(settings());
     pages
 }
