@@ -23,7 +23,7 @@ mod volumes;
 pub(crate) mod writable;
 
 pub(crate) use containers::{ContainerOptions, Ids, LogSize, NetworkKind, Program, Tty};
-
+pub(crate) use labels::Labels;
 pub(crate) use memory::{WARM, Warm};
 pub(crate) use names::{AddedHost, Address, Names, Server};
 #[cfg(feature = "registry")]
@@ -36,7 +36,6 @@ pub(crate) use serve::{Engine, LazyOptions, Skip};
 pub(crate) use trust::Trust;
 #[cfg(feature = "serve")]
 pub(crate) use trust::ViaWord;
-pub(crate) use labels::Labels;
 pub(crate) use volumes::{ask_for_labels, mounts, volumes};
 
 /// Heading of the options of all verbs in help.

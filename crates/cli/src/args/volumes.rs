@@ -110,7 +110,9 @@ pub(crate) fn mount(text: &str) -> Result<MountOption, String> {
     Ok(MountOption::Request(MountRequest { kind, destination: to, access, relabels }))
 }
 
-/// Parses a value of `--tmpfs`: `PATH[:OPTION,…]`. Source of the options and their defaults: podman-run(1), `--tmpfs`.
+/// Parses a value of `--tmpfs`: `PATH[:OPTION,…]`.
+///
+/// Source of the options and their defaults: podman-run(1), `--tmpfs`.
 /// The files of the image are not copied into it, as with Docker.
 pub(crate) fn tmpfs(text: &str) -> Result<MountRequest, String> {
     let (to, options) = match text.split_once(':') {

@@ -49,8 +49,8 @@ use crate::verbs::{VerbArgs, option_groups};
 pub(crate) use args::{NewContainer, Run};
 use cid_file::CidFile;
 use find::FoundImage;
-pub(super) use request::{RequestedLife, background_terminal};
 use request::container_wish;
+pub(super) use request::{RequestedLife, background_terminal};
 
 impl VerbArgs for Run {
     const NAME: &'static str = "run";
