@@ -95,11 +95,17 @@ const fn snapshot(name: &'static str, line: &'static str) -> Verb {
     Verb { probes: SNAPSHOTS, after: CHILDREN_GONE, ..plain(name, Base::Shell, line) }
 }
 
+const fn volume(name: &'static str, line: &'static str) -> Verb {
+    Verb { probes: VOLUMES, after: VOLUMES_GONE, ..plain(name, Base::Shell, line) }
+}
+
 const NEW: &[&str] = &["dump new:1", "verify"];
 const CONTAINER: &[&str] = &["ps -a --json"];
 const GONE: &[&str] = &["!$QUIRE rm -f flt; true"];
 /// Without `durable`, because a failed sync in the background has no other effect.
 const SNAPSHOTS: &[&str] = &["ps -a --json", "snapshot list --all"];
+const VOLUMES: &[&str] = &["volume ls -q"];
+const VOLUMES_GONE: &[&str] = &["!$QUIRE volume rm -f vol; true"];
 const CHILDREN_GONE: &[&str] = &["!$QUIRE rm -f flt flt-child; true"];
 
 use Base::{App, Fresh};
@@ -280,6 +286,8 @@ pub(super) const VERBS: &[Verb] = &[
         ..snapshot("run --from", "run --name flt-child --from point -- sh -c 'cat /new; exit 3'")
     },
     Verb { before: RUNNING, ..snapshot("fork", "fork --name flt-child flt") },
+    volume("volume create", "volume create vol"),
+    Verb { before: &["volume create vol"], ..volume("volume rm", "volume rm vol") },
     Verb { before: ENDED_POINT, ..snapshot("rollback", "rollback flt point") },
     Verb {
         before: ENDED,

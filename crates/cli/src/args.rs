@@ -6,11 +6,13 @@ use clap::{Args, ValueEnum, ValueHint};
 
 mod changes;
 mod containers;
-mod cpu;
+pub(crate) mod cpu;
+pub(crate) mod labels;
 pub(crate) mod limits;
 mod memory;
 mod names;
 pub(crate) mod ports;
+mod process;
 #[cfg(feature = "registry")]
 mod registry;
 mod security;
@@ -23,7 +25,7 @@ pub(crate) mod writable;
 
 pub(crate) use changes::ChangeOptions;
 pub(crate) use containers::{ContainerOptions, Ids, LogSize, NetworkKind, Program, Tty};
-
+pub(crate) use labels::Labels;
 pub(crate) use memory::{WARM, Warm};
 pub(crate) use names::{AddedHost, Address, Names, Server};
 #[cfg(feature = "registry")]
@@ -36,7 +38,7 @@ pub(crate) use serve::{Engine, LazyOptions, Skip};
 pub(crate) use trust::Trust;
 #[cfg(feature = "serve")]
 pub(crate) use trust::ViaWord;
-pub(crate) use volumes::{ask_for_labels, volumes};
+pub(crate) use volumes::{ask_for_labels, mounts, volumes};
 
 /// Heading of the options of all verbs in help.
 pub(crate) const EVERY: &str = "Global options";
@@ -157,6 +159,15 @@ pub(crate) enum Compression {
     Zstd,
     /// No compression
     None,
+}
+
+/// Parses the value of a Boolean option. Source of the values: Go's `strconv.ParseBool`.
+pub(crate) fn boolean(text: &str) -> Result<bool, String> {
+    match text {
+        "1" | "t" | "T" | "TRUE" | "true" | "True" => Ok(true),
+        "0" | "f" | "F" | "FALSE" | "false" | "False" => Ok(false),
+        _ => Err("use true or false".to_owned()),
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

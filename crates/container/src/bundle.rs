@@ -8,6 +8,7 @@ pub(crate) mod files;
 mod home;
 pub mod mounts;
 pub(crate) mod path_resolver;
+pub mod process_settings;
 pub mod security;
 pub mod spec;
 pub mod user;
@@ -23,6 +24,7 @@ use crate::bundle::destinations::{check_kernels, is_at_or_below, resolve_devices
 use crate::bundle::etc_files::NameMount;
 use crate::bundle::mounts::Volume;
 use crate::bundle::path_resolver::{FilePlace, View, WorkingDirError};
+use crate::bundle::process_settings::ProcessSettings;
 use crate::bundle::security::{Device, Interfaces, Security, write_devices};
 use crate::bundle::spec::{
     RuntimeSpec, SpecCpu, SpecLinux, SpecMemory, SpecMount, SpecNamespace, SpecPids, SpecProcess,
@@ -146,7 +148,7 @@ pub struct BundleOptions {
     pub hostname: String,
     pub terminal: Terminal,
     pub network: Network,
-    /// Absolute path of the namespace for [`Network::Pasta`]. It is set later.
+    /// Absolute path of the namespace for [`Network::Pasta`] and [`Network::Container`]. It is set later.
     #[serde(skip)]
     pub network_place: Option<String>,
     /// Files for looking up names, such as `/etc/hosts`, from [`crate::bundle::etc_files::files`].
@@ -177,6 +179,9 @@ pub struct BundleOptions {
     pub cpu: Cpu,
     /// Capabilities, system calls, devices and resource limits.
     pub security: Security,
+    /// Groups, kernel parameters and the like. Requests of Quire 0.1 lack the field.
+    #[serde(default)]
+    pub process: ProcessSettings,
 }
 
 impl BundleOptions {
@@ -226,6 +231,7 @@ impl BundleOptions {
             pids: None,
             cpu: Cpu::default(),
             security: Security::default(),
+            process: ProcessSettings::default(),
         }
     }
 }
@@ -432,6 +438,7 @@ fn runtime_config(
         spec.linux.readonly_paths = strings(&READ_ONLY);
     }
     options.security.write(user, &mut spec);
+    options.process.write(&mut spec);
     if let Some(map) = &options.map {
         map.write(&mut spec.linux);
     }
@@ -444,7 +451,7 @@ fn namespaces(options: &BundleOptions) -> Vec<SpecNamespace> {
     match &options.network {
         Network::None => namespaces.push(SpecNamespace::new("network")),
         Network::Host => {}
-        Network::Pasta => {
+        Network::Pasta | Network::Container(_) => {
             let path = options.network_place.clone();
             namespaces.push(SpecNamespace { path, ..SpecNamespace::new("network") });
         }
@@ -501,7 +508,7 @@ fn mounts(options: &BundleOptions) -> Vec<SpecMount> {
     // host's sysfs, files belong to `nobody`.
     let is_elsewhere = match options.network {
         Network::None => false,
-        Network::Host | Network::Joined(_) => is_of_user,
+        Network::Host | Network::Joined(_) | Network::Container(_) => is_of_user,
         Network::Pasta => options.map.is_some(),
     };
     mounts.push(match is_elsewhere {

@@ -65,6 +65,8 @@ pub const LAYER: &str = "layer";
 pub const FILESTORE: &str = "filestore";
 /// Prefix of the mount points of further mounts.
 pub const MOUNT: &str = "mount-";
+/// Prefix of the mount points of volumes.
+pub const MOUNT_VOLUME: &str = "mount-volume-";
 /// Mount point of the files with names, such as `/etc/hosts`.
 pub const MOUNT_NAMES: &str = "mount-names";
 /// Mount point of a network namespace that is connected to the host's network.
@@ -80,7 +82,7 @@ pub const CONSOLE: &str = kernel::terminal::SOCKET;
 const COVERED_CGROUP: &str = "quire-ID-RANDOM";
 
 /// Names of all files in a container's folder. `N` stands for a number.
-pub const NAMES: [&str; 38] = [
+pub const NAMES: [&str; 39] = [
     RECORD,
     LOCK,
     CONFIG,
@@ -111,6 +113,7 @@ pub const NAMES: [&str; 38] = [
     FILESTORE,
     "filestore-N",
     "mount-N",
+    "mount-volume-N",
     MOUNT_NAMES,
     NETWORK,
     PORTS,

@@ -1,6 +1,7 @@
 //! Plans of containers, made only from the caller's settings and the image's configuration, without any input or
 //! output.
 
+use std::collections::BTreeMap;
 use std::num::{NonZeroU32, NonZeroU64};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,12 +9,12 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use store::{ContainerError, check_id};
 
-use crate::bundle::BundleOptions;
 use crate::bundle::config::ImageConfig;
 use crate::bundle::etc_files::Names;
-use crate::bundle::mounts::{MountRequest, Volume};
+use crate::bundle::mounts::{MountRequest, MountSource, Volume, destination};
 use crate::bundle::security::FilterError;
 use crate::bundle::userns::IdMap;
+use crate::bundle::{Access, BundleOptions};
 use crate::network::Pasta;
 use crate::root::{Space, SpaceError, Trust, Warm, WritableChoice, space};
 use crate::runtime::Kind;
@@ -92,6 +93,12 @@ pub struct ContainerRequest {
     pub log_size: Option<NonZeroU64>,
     /// Whether the folder is kept after the container's end.
     pub keep: bool,
+    /// Labels of the image and of the caller. Requests of Quire 0.1 lack the field, like the next one.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// Whether standard input of a container in the background stays open, although nothing writes to it.
+    #[serde(default)]
+    pub stdin: bool,
     /// Id of the uppermost snapshot below the writable layer of a new container. The record of an existing one has it.
     #[serde(skip)]
     pub snapshot: Option<String>,
@@ -121,10 +128,71 @@ impl ContainerRequest {
             timeout: 0,
             log_size: None,
             keep: false,
+            labels: BTreeMap::new(),
+            stdin: false,
             snapshot: None,
         }
     }
+
+    /// Takes over the settings of the image that are recorded with a new container: its labels, unless the caller has
+    /// set the same ones, and its volumes, unless the caller mounts something there.
+    ///
+    /// # Errors
+    /// [`PlanError::Volumes`] if the image has too many volumes.
+    pub fn inherit(&mut self, image: &ImageConfig, volumes: ImageVolumes) -> Result<(), PlanError> {
+        let length = |(name, value): (&String, &String)| name.len() + value.len();
+        let bytes: usize = image.labels.iter().map(length).sum();
+        if bytes <= LABELS_MAX {
+            for (name, value) in &image.labels {
+                self.labels.entry(name.clone()).or_insert_with(|| value.clone());
+            }
+        } else {
+            tracing::debug!(bytes, "the labels of the image are too long to be recorded");
+        }
+        if volumes == ImageVolumes::Ignore {
+            return Ok(());
+        }
+        if image.volumes.0.len() > VOLUMES_MAX {
+            return Err(PlanError::Volumes(image.volumes.0.len()));
+        }
+        for path in &image.volumes.0 {
+            // The user of an image cannot repair its paths, and a container does not need such a volume.
+            let is_kernels = |it: &String| it.starts_with("/dev/") || it.starts_with("/sys/");
+            let is_path = !path.contains('\0') && path.len() < PATH_MAX;
+            let destination = destination(path).ok().filter(|it| is_path && !is_kernels(it));
+            let Some(destination) = destination else {
+                tracing::debug!(path, "ignoring a volume of the image that cannot be mounted");
+                continue;
+            };
+            let is_taken = self.volumes.iter().any(|it| it.destination == destination)
+                || self.mounts.iter().any(|it| it.destination == destination);
+            if !is_taken {
+                let (source, access) = (MountSource::Anonymous(None), Access::Writable);
+                self.volumes.push(Volume { source, destination, access, chown: false });
+            }
+        }
+        Ok(())
+    }
 }
+
+/// Treatment of an image's volumes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ImageVolumes {
+    /// The container gets a new volume for each.
+    Make,
+    /// Their files are part of the root, because the files of volumes could not outlive the container's ids.
+    Ignore,
+}
+
+/// Maximum length of the recorded labels of an image, in bytes. Each command that lists containers by labels reads
+/// them.
+const LABELS_MAX: usize = 256 << 10;
+
+/// Length of the longest path, in bytes, with a NUL. Source: Linux `PATH_MAX`.
+const PATH_MAX: usize = 4096;
+
+/// Maximum number of volumes of an image. Each takes a directory and a mount.
+const VOLUMES_MAX: usize = 128;
 
 /// A plan of a container.
 #[derive(Debug)]
@@ -152,6 +220,12 @@ pub enum PlanError {
     /// The runtime does not support a setting.
     #[error(transparent)]
     Security(#[from] FilterError),
+    /// The runtime cannot keep the groups of its caller.
+    #[error("--group-add keep-groups needs crun as the runtime: use --runtime crun")]
+    KeepGroups,
+    /// The image has more volumes than a container may have.
+    #[error("the image has {0} volumes, and a container may have {VOLUMES_MAX} of an image")]
+    Volumes(usize),
 }
 
 impl ContainerPlan {
@@ -165,6 +239,9 @@ impl ContainerPlan {
         let space = space(wish.df, wish.writable.access())?;
         wish.bundle.access = wish.writable.access();
         wish.bundle.security.fit(kind)?;
+        if wish.bundle.process.keep_groups && kind != Kind::Crun {
+            return Err(PlanError::KeepGroups);
+        }
         let names = wish.names.as_ref();
         let mut places = names.map_or_else(Vec::new, |it| it.places(&wish.bundle.network));
         if kind == Kind::Runsc && wish.init != InitChoice::None {
@@ -182,7 +259,7 @@ impl ContainerPlan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bundle::Access;
+    use crate::bundle::mounts::MountKind;
 
     fn wish() -> ContainerRequest {
         ContainerRequest::new("a")
@@ -216,6 +293,61 @@ mod tests {
                 expect,
                 "{kind:?}"
             );
+        }
+    }
+
+    #[test]
+    fn an_image_adds_labels_and_volumes() {
+        let image = ImageConfig {
+            labels: BTreeMap::from(
+                [("a", "image"), ("b", "image")]
+                    .map(|(name, value)| (name.to_owned(), value.to_owned())),
+            ),
+            volumes: ["/v/", "/w", "/x", "v", "/", "/proc/1", "/sys/fs/cgroup", "/a/../b", "/a\0"]
+                .map(str::to_owned)
+                .into(),
+            ..ImageConfig::default()
+        };
+        let own = "/host:/w".parse::<Volume>().unwrap();
+        let mount = MountRequest {
+            kind: MountKind::Memory { bytes: None, mode: 0o755, noexec: false },
+            destination: "/x".to_owned(),
+            access: Access::Writable,
+            relabels: false,
+        };
+        let labels = BTreeMap::from([("a".to_owned(), "own".to_owned())]);
+        let first =
+            ContainerRequest { labels, volumes: vec![own.clone()], mounts: vec![mount], ..wish() };
+        let mut request = first.clone();
+        request.inherit(&image, ImageVolumes::Make).unwrap();
+        assert_eq!(request.labels["a"], "own");
+        assert_eq!(request.labels["b"], "image");
+        assert_eq!(request.volumes, [own.clone(), "/v".parse().unwrap()]);
+        let again = request.clone();
+        request.inherit(&image, ImageVolumes::Make).unwrap();
+        assert_eq!(request, again);
+        let mut request = first.clone();
+        request.inherit(&image, ImageVolumes::Ignore).unwrap();
+        assert_eq!(request.volumes, [own]);
+        // An image may be hostile.
+        let labels = BTreeMap::from([("a".to_owned(), "x".repeat(LABELS_MAX))]);
+        let large = ImageConfig { labels, ..ImageConfig::default() };
+        let mut request = wish();
+        request.inherit(&large, ImageVolumes::Make).unwrap();
+        assert_eq!(request.labels.len(), 0);
+        let many = (0..=VOLUMES_MAX).map(|it| format!("/{it}")).collect::<Vec<_>>().into();
+        let many = ImageConfig { volumes: many, ..ImageConfig::default() };
+        let error = wish().inherit(&many, ImageVolumes::Make).unwrap_err().to_string();
+        assert!(error.contains("129 volumes"), "{error}");
+    }
+
+    #[test]
+    fn only_crun_keeps_groups() {
+        for (kind, expect) in [(Kind::Crun, true), (Kind::Runc, false), (Kind::Runsc, false)] {
+            let mut wish = wish();
+            wish.bundle.process.keep_groups = true;
+            let plan = ContainerPlan::new(image(), wish, kind);
+            assert_eq!(plan.is_ok(), expect, "{kind:?}");
         }
     }
 

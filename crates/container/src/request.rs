@@ -9,13 +9,17 @@ use serde::{Deserialize, Serialize};
 use store::OperationError;
 
 use crate::bundle::Terminal;
+use crate::bundle::mounts::MountSource;
 use crate::bundle::userns::IdMap;
 use crate::folder::REQUEST;
 use crate::plan::{ContainerRequest, IdsChoice};
 use crate::root::WritableChoice;
 
 /// Version of the format. It is raised for each field whose absence would change a container.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+
+/// The format of Quire 0.1, which lacks the fields with a default.
+const VERSION_0_1: u32 = 1;
 
 /// Maximum size of the file, in bytes. The longest part is a seccomp profile.
 const LARGEST: u64 = 16 << 20;
@@ -123,7 +127,7 @@ impl StoredRequest {
     fn decode(bytes: &[u8], id: &str) -> Result<Self, RequestError> {
         let damaged = |source| RequestError::Damaged { id: id.to_owned(), source };
         let RequestVersion { version } = serde_json::from_slice(bytes).map_err(damaged)?;
-        if version != VERSION {
+        if version != VERSION && version != VERSION_0_1 {
             return Err(RequestError::Version { id: id.to_owned(), found: version });
         }
         let FoundRequest { runtime, request } = serde_json::from_slice(bytes).map_err(damaged)?;
@@ -135,6 +139,7 @@ impl StoredRequest {
     /// - Its host name is its id, if this container's host name is this container's id. The files for names, such as
     ///   `/etc/hosts`, are made from the settings when it starts.
     /// - It has no published ports, because this container's are in use.
+    /// - It has its own volumes where this container has volumes without a name, and the same named ones.
     /// - If this container writes into a directory of the host, it gets its own directory in the store, because two
     ///   containers cannot share one.
     /// - It has no terminal, and is kept after its end.
@@ -143,6 +148,12 @@ impl StoredRequest {
     pub fn for_child(self, id: &str, base: ChildBase) -> ContainerRequest {
         let ContainerRequest { id: parent, mut bundle, mut pasta, writable, ids, .. } =
             self.request.clone();
+        let mut volumes = self.request.volumes.clone();
+        for volume in &mut volumes {
+            if let MountSource::Anonymous(name) = &mut volume.source {
+                *name = None;
+            }
+        }
         if bundle.hostname == parent {
             id.clone_into(&mut bundle.hostname);
         }
@@ -165,6 +176,7 @@ impl StoredRequest {
             pasta,
             writable,
             ids,
+            volumes,
             keep: true,
             snapshot: base.snapshot,
             ..self.request
@@ -189,6 +201,7 @@ const NO_WAIT: i32 = {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
     use std::os::unix::fs::PermissionsExt as _;
 
@@ -197,7 +210,8 @@ mod tests {
 
     use super::*;
     use crate::bundle::etc_files::{Host, Names, Resolver};
-    use crate::bundle::mounts::{MountKind, MountRequest, MountSource, Volume};
+    use crate::bundle::mounts::{MountKind, MountRequest, Volume};
+    use crate::bundle::process_settings::ProcessSettings;
     use crate::bundle::security::{
         AppArmor, Capabilities, Device, Filter, Interfaces, Profile, Security,
     };
@@ -237,10 +251,17 @@ mod tests {
                 devices: vec![Device::from_argument("/dev/null:/dev/nothing:rw").unwrap()],
                 limits: vec!["core=0:-1".parse().unwrap()],
             },
+            process: ProcessSettings {
+                groups: strings(&["adm"]),
+                keep_groups: true,
+                sysctl: BTreeMap::from([("kernel.sem".to_owned(), "1 2 3 4".to_owned())]),
+                umask: Some(0o77),
+                oom_score: Some(-7),
+            },
             ..BundleOptions::new(String::new())
         };
         let mounts = [
-            MountKind::Memory { bytes: size, mode: 0o1777 },
+            MountKind::Memory { bytes: size, mode: 0o1777, noexec: true },
             MountKind::Filestore { bytes: size, mode: 0o700, durability: Durability::Durable },
             MountKind::Host("/srv".to_owned()),
         ];
@@ -269,7 +290,11 @@ mod tests {
                 source: MountSource::Host("/a".to_owned()),
                 destination: "/b".to_owned(),
                 access: Access::ReadOnly,
-            }],
+                chown: true,
+            }]
+            .into_iter()
+            .chain(["data:/d", "/own"].map(|it| it.parse().unwrap()))
+            .collect(),
             mounts: mounts
                 .map(|kind| MountRequest {
                     kind,
@@ -296,6 +321,8 @@ mod tests {
             timeout: 9,
             log_size: size,
             keep: true,
+            labels: BTreeMap::from([("k".to_owned(), "v".to_owned())]),
+            stdin: true,
             snapshot: None,
         }
     }
@@ -352,7 +379,8 @@ mod tests {
         assert!(error.contains("are not recorded") && error.contains("quire run"), "{error}");
         check(b"", "damaged");
         check(&[0; 4096], "damaged");
-        check(br#"{"version":2,"runtime":[]}"#, "format 2");
+        check(br#"{"version":3,"runtime":[]}"#, "format 3");
+        check(br#"{"version":2}"#, "damaged");
         check(br#"{"version":1}"#, "damaged");
         let whole = StoredRequest::encode(Path::new("/r"), &full()).unwrap();
         for length in [1, 20, whole.len() / 2, whole.len() - 1] {
@@ -370,11 +398,27 @@ mod tests {
     }
 
     #[test]
+    fn the_format_of_0_1_is_read() {
+        let text = StoredRequest::encode(Path::new("/r"), &ContainerRequest::new("c")).unwrap();
+        let mut value: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        value["version"] = 1.into();
+        let request = value["request"].as_object_mut().unwrap();
+        for field in ["labels", "stdin"] {
+            assert!(request.remove(field).is_some(), "{field}");
+        }
+        assert!(request["bundle"].as_object_mut().unwrap().remove("process").is_some());
+        let found = StoredRequest::decode(&serde_json::to_vec(&value).unwrap(), "c").unwrap();
+        assert_eq!(found.request, ContainerRequest::new("c"));
+    }
+
+    #[test]
     fn a_child_has_what_its_parent_does_not_use() {
         let map: IdMap = "0:100000:10\n0:200000:10".parse().unwrap();
         let snapshot = Some("0123456789ab".to_owned());
         let base = ChildBase { snapshot: snapshot.clone(), map: Some(map.clone()) };
-        let child = stored(full()).for_child("child", base);
+        let mut parent = full();
+        parent.volumes[2].source = MountSource::Anonymous(Some("0123".to_owned()));
+        let child = stored(parent).for_child("child", base);
         let mut expect = full();
         expect.id = "child".to_owned();
         expect.bundle.hostname = "child".to_owned();

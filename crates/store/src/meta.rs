@@ -20,7 +20,7 @@ pub enum Sealing {
 pub const FORMAT_VERSION: u32 = 2;
 
 /// Features that this version knows.
-const KNOWN: [&str; 3] = [LAZY_DEVICES, SNAPSHOTS, CONTAINER_SNAPSHOTS];
+const KNOWN: [&str; 4] = [LAZY_DEVICES, SNAPSHOTS, CONTAINER_SNAPSHOTS, VOLUMES];
 
 /// The store may have lazy devices, which `gc` must know and `fsck` must check.
 const LAZY_DEVICES: &str = "lazy-devices";
@@ -30,6 +30,8 @@ const SNAPSHOTS: &str = "snapshots";
 
 /// The store may have snapshots of containers, whose images `gc` must keep.
 const CONTAINER_SNAPSHOTS: &str = "container-snapshots";
+/// The store may have volumes, which containers use and `gc` must keep.
+const VOLUMES: &str = "volumes";
 
 pub(crate) const META: &str = "meta";
 /// Empty file that is present if the store is shared.
@@ -55,6 +57,8 @@ pub struct Meta {
     pub has_snapshots: bool,
     /// Whether the store may have snapshots of containers.
     pub has_container_snapshots: bool,
+    /// Whether the store may have volumes.
+    pub has_volumes: bool,
     /// Protection of new objects and images, unless the caller chooses another one.
     pub sealing: Sealing,
 }
@@ -110,6 +114,7 @@ impl Meta {
             has_lazy_devices: false,
             has_snapshots: false,
             has_container_snapshots: false,
+            has_volumes: false,
             sealing,
         }
     }
@@ -119,6 +124,7 @@ impl Meta {
             (self.has_lazy_devices, LAZY_DEVICES),
             (self.has_snapshots, SNAPSHOTS),
             (self.has_container_snapshots, CONTAINER_SNAPSHOTS),
+            (self.has_volumes, VOLUMES),
         ];
         let features = features.into_iter().filter(|it| it.0).map(|it| it.1.to_owned());
         let features = features.chain(self.unknown_to_write.iter().cloned());
@@ -159,6 +165,7 @@ impl Meta {
             has_lazy_devices: has(LAZY_DEVICES),
             has_snapshots: has(SNAPSHOTS),
             has_container_snapshots: has(CONTAINER_SNAPSHOTS),
+            has_volumes: has(VOLUMES),
             unknown_to_write: unknown(raw.needed_to_write),
             sealing,
         })
@@ -219,6 +226,8 @@ mod tests {
                 meta.has_snapshots = true;
                 assert_eq!(Meta::decode(&meta.encode()).unwrap(), meta);
                 meta.has_container_snapshots = true;
+                assert_eq!(Meta::decode(&meta.encode()).unwrap(), meta);
+                meta.has_volumes = true;
                 assert_eq!(Meta::decode(&meta.encode()).unwrap(), meta);
             }
         }

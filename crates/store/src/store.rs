@@ -28,6 +28,7 @@ use crate::shelf::manifests::ManifestShelf;
 use crate::shelf::objects::{ObjectShelf, split};
 use crate::shelf::refs::RefShelf;
 use crate::shelf::snapshots::{SNAPSHOTS, SnapshotShelf};
+use crate::shelf::volumes::{VOLUMES, VolumeShelf};
 use crate::staging::{Tmp, Workspace};
 
 /// Whether to create a store if the directory has none.
@@ -169,6 +170,8 @@ pub struct Store {
     pub container_snapshots: ContainerSnapshotShelf,
     /// Snapshots of container engines.
     pub snapshots: SnapshotShelf,
+    /// Volumes of containers.
+    pub volumes: VolumeShelf,
     meta: Meta,
     access: Access,
     pub(crate) who: Who,
@@ -193,7 +196,7 @@ pub(crate) const PRIVATE: Mode = Mode::RWXU;
 pub(crate) const SHARED: Mode = Mode::from_raw_mode(0o755);
 /// Entries that are private even if the store's directory is not. A user who can open a file can also lock it, and
 /// such a lock would block every import.
-const LOCKED: [(&str, Mode); 7] = [
+const LOCKED: [(&str, Mode); 8] = [
     (GC_LOCK, Mode::from_raw_mode(0o600)),
     ("refs", PRIVATE),
     ("tmp", PRIVATE),
@@ -201,6 +204,7 @@ const LOCKED: [(&str, Mode); 7] = [
     (LAZY, PRIVATE),
     (CONTAINER_SNAPSHOTS, PRIVATE),
     (SNAPSHOTS, PRIVATE),
+    (VOLUMES, PRIVATE),
 ];
 /// Entries of [`LOCKED`] that other users may read in a shared store. Commands do not lock these entries.
 pub(crate) const READ_BY_ALL: [&str; 2] = ["refs", DATA];
@@ -222,7 +226,7 @@ pub(crate) const LOST_AND_FOUND: &str = "lost+found";
 /// Whether an entry of this name in the store's own directory is part of the store.
 pub(crate) fn belongs(name: &str) -> bool {
     [META, GC_LOCK, SHARED_MARK, ABSENT, BOOT, UNSYNCED].contains(&name)
-        || [DATA, LAZY, CONTAINER_SNAPSHOTS, SNAPSHOTS].contains(&name)
+        || [DATA, LAZY, CONTAINER_SNAPSHOTS, SNAPSHOTS, VOLUMES].contains(&name)
         || DIRECTORIES.contains(&name)
 }
 
@@ -286,6 +290,7 @@ impl Store {
             lazy_devices: LazyDeviceShelf::new(&root, &tmp),
             container_snapshots: ContainerSnapshotShelf::new(&root, &tmp),
             snapshots: SnapshotShelf::new(&root, &tmp),
+            volumes: VolumeShelf::new(&root, &tmp),
             downloads: DownloadShelf { directory: blobs, tmp: Arc::clone(&tmp), algorithm },
             containers: ContainerShelf { directory: part("containers")?, tmp: Arc::clone(&tmp) },
             tmp,
@@ -363,6 +368,7 @@ impl Store {
             StoreItem::ContainerSnapshot(_) => {
                 self.container_snapshots.directory.existing()?.try_clone()
             }
+            StoreItem::Volume(_) => self.volumes.directory.existing()?.try_clone(),
             StoreItem::Snapshot(instance, _) => self.snapshots.directory.existing()?.open(instance),
             StoreItem::Leftover(_) => self.tmp.try_clone(),
         }

@@ -49,6 +49,7 @@ pub(crate) mod named;
 mod sealer;
 pub(crate) mod snapshot;
 mod unverified_index;
+pub(crate) mod volume;
 
 /// An error while an import begins or is committed. Its additions are not visible then.
 #[derive(Debug, thiserror::Error)]

@@ -189,7 +189,7 @@ impl Store {
     }
 
     /// Removes the leftovers of dead commands: work below `tmp/`, and the directories of dead containers that are not
-    /// kept, and container snapshots that nothing needs. Returns the number of directories. `gc` removes other garbage.
+    /// kept, container snapshots that nothing needs, and volumes that end with such containers. Returns the number of directories. `gc` removes other garbage.
     ///
     /// # Errors
     /// [`ContainerError`] if a directory cannot be removed.
@@ -201,6 +201,7 @@ impl Store {
             }
             cleared += u64::from(self.containers.remove_dead(&seen.id)?);
         }
-        Ok(cleared + self.clear_container_snapshots()?.removed)
+        let snapshots = self.clear_container_snapshots()?.removed;
+        Ok(cleared + snapshots + self.clear_volumes()?)
     }
 }

@@ -10,8 +10,9 @@ use container::root::WritableChoice;
 
 #[cfg(feature = "serve")]
 use super::LazyOptions;
+use super::limits::size;
 use super::userns::{Ranges, UserNs, ranges};
-use super::volumes::mount;
+use super::volumes::{MountOption, mount, tmpfs};
 use super::{Trust, WARM, Warm, When};
 use crate::args::writable::{bytes, memory, writable};
 
@@ -23,6 +24,8 @@ pub(crate) enum NetworkKind {
     Pasta,
     /// Path of an existing network namespace.
     Joined(PathBuf),
+    /// Name of another container.
+    Container(String),
 }
 
 impl FromStr for NetworkKind {
@@ -36,16 +39,21 @@ impl FromStr for NetworkKind {
             ("bridge" | "slirp4netns" | "private", _) => {
                 Err("use pasta, a private network that connects out through the host's".to_owned())
             }
-            (name, _) if name.starts_with("container:") => {
-                Err(crate::verbs::podman_hints::SHARED_NETWORK.to_owned())
-            }
+            (name, _) if name.starts_with(CONTAINER) => match name.strip_prefix(CONTAINER) {
+                Some(name) if store::check_id(name).is_ok() => Ok(Self::Container(name.to_owned())),
+                _ => Err("container: needs the name of a container".to_owned()),
+            },
             (_, Some("")) | (_, None) => Err(NETWORKS.to_owned()),
             (_, Some(path)) => Ok(Self::Joined(path.into())),
         }
     }
 }
 
-const NETWORKS: &str = "use none, pasta, host, or ns:PATH, for example ns:/run/netns/NAME";
+const NETWORKS: &str =
+    "use none, pasta, host, container:NAME, or ns:PATH, for example ns:/run/netns/NAME";
+
+/// Prefix of a container's name.
+const CONTAINER: &str = "container:";
 
 /// Maximum size of a log, in bytes; `None` means no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,6 +100,7 @@ const NETWORK: &str = "Connect the container to a network, by default none. `qui
     - none: only loopback\n\
     - pasta: a private network that connects out through the host's; --publish leads into it (`run` only)\n\
     - host: the host's network\n\
+    - container:NAME: the network of another container, which must run (`run` and `create` only)\n\
     - ns:PATH: an existing network namespace, such as one of `ip netns`";
 
 /// Help text of `--writable`.
@@ -112,6 +121,7 @@ const MOUNT: &str = "Add a mount. Docker's keywords work as well: tmpfs, bind, s
     - type=memory[,size=SIZE][,mode=MODE][,ro]: memory\n\
     - type=self[,size=SIZE][,mode=MODE][,durable][,ro]: a file system in one file, by default of 10 GiB, \
     removed with the container\n\
+    - type=volume[,src=NAME][,ro]: a volume, as with --volume\n\
     - type=dir,src=PATH[,ro]: a directory or file of the host";
 
 // Settings of a container. Where an option is missing, the image's configuration applies.
@@ -126,7 +136,7 @@ pub(crate) struct ContainerOptions {
     pub(crate) entrypoint: Option<String>,
     #[command(flatten)]
     pub(crate) names: super::names::Names,
-    #[arg(long, alias = "net", value_name = "none|pasta|host|ns:PATH", help = NETWORK)]
+    #[arg(long, alias = "net", value_name = "none|pasta|host|container:NAME|ns:PATH", help = NETWORK)]
     pub(crate) network: Option<NetworkKind>,
     #[arg(long, value_name = "KIND", value_parser = writable, help = WRITABLE)]
     pub(crate) writable: Option<WritableChoice>,
@@ -139,16 +149,25 @@ pub(crate) struct ContainerOptions {
     pub(crate) df: bool,
     #[arg(long, value_enum, value_name = "WHAT", default_value_t, help = WARM)]
     pub(crate) warm: Warm,
-    /// Mount a directory or file of the host in the container. HOST begins with `/`, `./` or `../`
-    #[arg(short, long, value_name = "HOST:CONTAINER[:ro]")]
+    /// Mount a directory or file of the host in the container (SOURCE begins with `/`, `./` or `../`), or the volume
+    /// of this name, which is made if there is none. Without a source, the container gets a new volume, which is
+    /// removed with it. With U, the files get the owner of the container's program; z and Z have no effect
+    #[arg(short, long, value_name = "[SOURCE:]CONTAINER[:ro,U,z]")]
     pub(crate) volume: Vec<String>,
+    /// Mount a file system in memory. The options are those of mount(8), such as size=64m, mode=1770, ro and exec;
+    /// by default rw,noexec,nosuid,nodev
+    #[arg(long, value_name = "PATH[:OPTIONS]", value_parser = tmpfs)]
+    pub(crate) tmpfs: Vec<MountRequest>,
+    /// Set the size of /dev/shm, by default 64m; 0 means no limit
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) shm_size: Option<u64>,
     #[arg(
         long,
         value_name = "type=KIND,dst=PATH[,…]",
         value_parser = mount,
         help = MOUNT
     )]
-    pub(crate) mount: Vec<MountRequest>,
+    pub(crate) mount: Vec<MountOption>,
     /// Limit the container's memory, for example 512m; at least 6m. Above the limit, the kernel kills processes of the
     /// container
     #[arg(short, long, value_name = "SIZE", value_parser = memory)]
@@ -157,6 +176,8 @@ pub(crate) struct ContainerOptions {
     pub(crate) cpu: super::cpu::Cpu,
     #[command(flatten)]
     pub(crate) security: super::security::Security,
+    #[command(flatten)]
+    pub(crate) process: super::process::ProcessOptions,
     #[command(flatten)]
     pub(crate) trust: Trust,
     #[command(flatten)]

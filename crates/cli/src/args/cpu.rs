@@ -6,7 +6,7 @@ use clap::Args;
 use container::bundle::CPU_PERIOD;
 
 /// Parses a number of processors and returns the quota, in microseconds per [`CPU_PERIOD`].
-fn quota(text: &str) -> Result<NonZeroU32, String> {
+pub(crate) fn quota(text: &str) -> Result<NonZeroU32, String> {
     let number: f64 = text.parse().map_err(|_error| "use a number, for example 1.5".to_owned())?;
     // Source: Linux `kernel/sched/core.c`, `min_cfs_quota_period`: 1 ms, a hundredth of the period.
     if !(0.01..=10_000.0).contains(&number) {
@@ -23,14 +23,14 @@ fn quota(text: &str) -> Result<NonZeroU32, String> {
 }
 
 /// Parses CPU shares of cgroup v1. Source: Linux `kernel/sched/sched.h`, `MIN_SHARES` and `MAX_SHARES`.
-fn shares(text: &str) -> Result<NonZeroU64, String> {
+pub(crate) fn shares(text: &str) -> Result<NonZeroU64, String> {
     let number =
         text.parse().ok().filter(|it| (2..=262_144).contains(it)).and_then(NonZeroU64::new);
     number.ok_or_else(|| "use a number from 2 to 262144".to_owned())
 }
 
 /// Parses a list of processors. Source: cpuset(7), "List format".
-fn list(text: &str) -> Result<String, String> {
+pub(crate) fn list(text: &str) -> Result<String, String> {
     let number = |it: &str| {
         let is_number = !it.is_empty() && it.bytes().all(|it| it.is_ascii_digit());
         if !is_number {

@@ -31,7 +31,7 @@ pub(crate) enum PullPolicy {
 // Whether an image is pulled before it is used.
 #[derive(Debug, Args)]
 pub(crate) struct PullOptions {
-    /// Choose when to pull the image, by default never, or missing with --lazy
+    /// Choose when to pull the image: by default missing for `run` and `create`, and with --lazy; otherwise never
     #[arg(long, value_enum, value_name = "WHEN")]
     pub(crate) pull: Option<PullPolicy>,
     #[command(flatten)]

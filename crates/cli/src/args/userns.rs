@@ -49,6 +49,13 @@ impl FromStr for UserNs {
             None if text == "host" => return Ok(Self::Host),
             None => {}
         }
+        if text.starts_with("keep-id") {
+            return Err(
+                "keep-id is not supported: root in the container of a user has the user's own ids, so leave this out, \
+                or add U to a volume for a program with another user"
+                    .to_owned(),
+            );
+        }
         ranges(text).map(Self::Map).map_err(|error| {
             if text.starts_with(|it: char| it.is_ascii_digit()) {
                 return error.to_string();
@@ -114,7 +121,9 @@ mod tests {
         }
         let bad = [
             ("", "use host, auto"),
-            ("keep-id", "use host, auto"),
+            ("keep-id", "has the user's own ids"),
+            ("keep-id:uid=1000,gid=1000", "add U to a volume"),
+            ("nomap", "use host, auto"),
             ("auto,", "auto takes size=COUNT"),
             ("auto,size=0", "auto takes size=COUNT"),
             ("auto,size=4294967296", "auto takes size=COUNT"),

@@ -1,8 +1,12 @@
 //! `--volume` and `--mount`: mounts in a container besides its root.
 
+use std::num::NonZeroU64;
+
 use anyhow::Context as _;
 use container::bundle::Access;
-use container::bundle::mounts::{MountKind, MountRequest, Volume, destination};
+use container::bundle::mounts::{
+    MountKind, MountRequest, MountSource, Volume, VolumeError, destination,
+};
 use kernel::mount::Durability;
 
 use super::ContainerOptions;
@@ -12,8 +16,16 @@ use crate::args::writable::bytes;
 const ANYBODY: u32 = 0o1777;
 const OWNER: u32 = 0o755;
 
+/// A value of `--mount`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum MountOption {
+    Request(MountRequest),
+    /// A volume of the store.
+    Volume(Volume),
+}
+
 /// Parses a value of `--mount`: `KEY=VALUE,…`, as Docker's `--mount`.
-pub(crate) fn mount(text: &str) -> Result<MountRequest, String> {
+pub(crate) fn mount(text: &str) -> Result<MountOption, String> {
     let (mut kind, mut to, mut source) = (None, None, None);
     let (mut size, mut mode) = (None, None);
     let (mut access, mut durability, mut label) = (None, None, None);
@@ -41,7 +53,7 @@ pub(crate) fn mount(text: &str) -> Result<MountRequest, String> {
     }
     let to = to.ok_or("dst=PATH, the path in the container, is missing")?;
     let to = destination(to).map_err(|error| error.to_string())?;
-    let kinds = "type=memory, type=self or type=dir";
+    let kinds = "type=memory, type=self, type=volume or type=dir";
     let kind = kind.ok_or_else(|| format!("the type is missing: use {kinds}"))?;
     let (no_source, no_size, no_mode) = (source.is_none(), size.is_none(), mode.is_none());
     let refuse = |is_fine: bool, what: &str| match is_fine {
@@ -50,11 +62,26 @@ pub(crate) fn mount(text: &str) -> Result<MountRequest, String> {
     };
     let is_of_host = ["dir", "bind"].contains(&kind);
     refuse(label.is_none() || is_of_host, "relabel, because it has no files of the host")?;
+    let access = if access == Some(true) { Access::ReadOnly } else { Access::Writable };
     let kind = match kind {
+        "volume" => {
+            refuse(no_size && no_mode && durability.is_none(), "size, mode and durable")?;
+            let source = match source {
+                None | Some("") => MountSource::Anonymous(None),
+                Some(name) if store::check_id(name).is_ok() => MountSource::Named(name.to_owned()),
+                Some(name) => return Err(VolumeError::Name(name.to_owned()).to_string()),
+            };
+            return Ok(MountOption::Volume(Volume {
+                source,
+                destination: to,
+                access,
+                chown: false,
+            }));
+        }
         "memory" | "tmpfs" => {
             refuse(no_source, "src, because it has no source on the host")?;
             refuse(durability != Some(true), "durable: use type=self or type=dir")?;
-            MountKind::Memory { bytes: size, mode: mode.unwrap_or(ANYBODY) }
+            MountKind::Memory { bytes: size, mode: mode.unwrap_or(ANYBODY), noexec: false }
         }
         "self" => {
             refuse(no_source, "src, because it has no source on the host")?;
@@ -79,8 +106,56 @@ pub(crate) fn mount(text: &str) -> Result<MountRequest, String> {
         }
         _ => return Err(format!("there is no type=\"{kind}\": use {kinds}")),
     };
-    let access = if access == Some(true) { Access::ReadOnly } else { Access::Writable };
-    Ok(MountRequest { kind, destination: to, access, relabels: label.is_some() })
+    let relabels = label.is_some();
+    Ok(MountOption::Request(MountRequest { kind, destination: to, access, relabels }))
+}
+
+/// Parses a value of `--tmpfs`: `PATH[:OPTION,…]`.
+///
+/// Source of the options and their defaults: podman-run(1), `--tmpfs`.
+/// The files of the image are not copied into it, as with Docker.
+pub(crate) fn tmpfs(text: &str) -> Result<MountRequest, String> {
+    let (to, options) = match text.split_once(':') {
+        Some((to, options)) => (to, options),
+        None => (text, ""),
+    };
+    let destination = destination(to).map_err(|error| error.to_string())?;
+    let (mut size, mut mode, mut access, mut noexec) = (None, ANYBODY, Access::Writable, true);
+    for option in options.split(',').filter(|it| !it.is_empty()) {
+        match option.split_once('=') {
+            Some(("size", "0")) => size = None,
+            Some(("size", value)) => size = Some(bytes(value)?),
+            Some(("mode", value)) => mode = permissions(value)?,
+            None if option == "rw" => access = Access::Writable,
+            None if option == "ro" => access = Access::ReadOnly,
+            None if option == "exec" => noexec = false,
+            None if option == "noexec" => noexec = true,
+            None if ["nosuid", "nodev", "notmpcopyup"].contains(&option) => {}
+            _ => {
+                return Err(format!(
+                    "there is no option \"{option}\": use size=SIZE, mode=MODE, ro, rw, exec or noexec \
+                    (nosuid and nodev are always set)"
+                ));
+            }
+        }
+    }
+    let kind = MountKind::Memory { bytes: size, mode, noexec };
+    Ok(MountRequest { kind, destination, access, relabels: false })
+}
+
+/// Returns the requested mounts besides volumes.
+pub(crate) fn mounts(wanted: &ContainerOptions) -> Vec<MountRequest> {
+    let shm = wanted.shm_size.map(|bytes| MountRequest {
+        kind: MountKind::Memory { bytes: NonZeroU64::new(bytes), mode: ANYBODY, noexec: true },
+        destination: "/dev/shm".to_owned(),
+        access: Access::Writable,
+        relabels: false,
+    });
+    let mounts = wanted.mount.iter().filter_map(|it| match it {
+        MountOption::Request(request) => Some(request),
+        MountOption::Volume(_) => None,
+    });
+    mounts.chain(&wanted.tmpfs).cloned().chain(shm).collect()
 }
 
 /// Parses the value of a flag. The value may be missing, or one of Docker's words for yes and no.
@@ -105,10 +180,11 @@ fn relabelling(value: &str) -> Result<(), String> {
 /// Returns whether a volume or a mount asks for SELinux labels.
 pub(crate) fn ask_for_labels(wanted: &ContainerOptions) -> bool {
     let has_option = |text: &String| {
-        let options = text.split(':').nth(2).unwrap_or_default();
+        // Names have no option without a path before it, and a path begins with a slash.
+        let options = text.rsplit(':').next().filter(|it| !it.starts_with('/')).unwrap_or_default();
         options.split(',').any(|it| ["z", "Z"].contains(&it))
     };
-    wanted.volume.iter().any(has_option) || wanted.mount.iter().any(|it| it.relabels)
+    wanted.volume.iter().any(has_option) || mounts(wanted).iter().any(|it| it.relabels)
 }
 
 fn permissions(text: &str) -> Result<u32, String> {
@@ -120,7 +196,7 @@ fn permissions(text: &str) -> Result<u32, String> {
 
 /// Parses a value of `--volume`, whose path on the host may begin with a dot, as with podman.
 fn volume(text: &str) -> anyhow::Result<Volume> {
-    let (source, rest) = text.split_once(':').unwrap_or((text, ""));
+    let Some((source, rest)) = text.split_once(':') else { return Ok(text.parse()?) };
     let is_relative =
         [".", ".."].contains(&source) || source.starts_with("./") || source.starts_with("../");
     if !is_relative {
@@ -131,15 +207,17 @@ fn volume(text: &str) -> anyhow::Result<Volume> {
     Ok(format!("{source}:{rest}").parse()?)
 }
 
-/// Parses all values of `--volume`.
+/// Parses all values of `--volume`, and adds the volumes of `--mount`.
 pub(crate) fn volumes(wanted: &ContainerOptions) -> anyhow::Result<Vec<Volume>> {
-    wanted.volume.iter().map(|it| volume(it)).collect()
+    let mounted = wanted.mount.iter().filter_map(|it| match it {
+        MountOption::Volume(volume) => Some(Ok(volume.clone())),
+        MountOption::Request(_) => None,
+    });
+    wanted.volume.iter().map(|it| volume(it)).chain(mounted).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroU64;
-
     use super::*;
 
     fn check(text: &str, expect: Result<(MountKind, &str, Access), &str>) {
@@ -148,7 +226,7 @@ mod tests {
                 let destination = destination.to_owned();
                 let relabels = text.contains("relabel");
                 let expect = MountRequest { kind, destination, access, relabels };
-                assert_eq!(found, expect, "{text}");
+                assert_eq!(found, MountOption::Request(expect), "{text}");
             }
             (Err(found), Err(expect)) => assert!(found.contains(expect), "{text}: {found}"),
             (found, expect) => panic!("{text}: {found:?}, not {expect:?}"),
@@ -159,7 +237,7 @@ mod tests {
     fn kinds_and_their_words() {
         let (rw, ro) = (Access::Writable, Access::ReadOnly);
         let size = NonZeroU64::new(1 << 20);
-        let memory = |bytes, mode| MountKind::Memory { bytes, mode };
+        let memory = |bytes, mode| MountKind::Memory { bytes, mode, noexec: false };
         check("type=memory,dst=/a", Ok((memory(None, 0o1777), "/a", rw)));
         check(
             "dst=/a/,type=tmpfs,tmpfs-size=1m,tmpfs-mode=0700",
@@ -184,12 +262,61 @@ mod tests {
     }
 
     #[test]
+    fn volumes_by_mount_are_those_of_volume() {
+        for (text, same) in [
+            ("type=volume,src=data,dst=/a", "data:/a"),
+            ("type=volume,source=data,target=/a,readonly", "data:/a:ro"),
+            ("type=volume,dst=/a", "/a"),
+        ] {
+            assert_eq!(mount(text), Ok(MountOption::Volume(same.parse().unwrap())), "{text}");
+        }
+    }
+
+    /// Source: podman-run(1), `--tmpfs`.
+    #[test]
+    fn options_of_tmpfs() {
+        let memory = |bytes, mode, noexec, access| {
+            let kind = MountKind::Memory { bytes, mode, noexec };
+            Ok(MountRequest { kind, destination: "/run".to_owned(), access, relabels: false })
+        };
+        let (rw, ro) = (Access::Writable, Access::ReadOnly);
+        let cases = [
+            ("/run", memory(None, 0o1777, true, rw)),
+            ("/run/:", memory(None, 0o1777, true, rw)),
+            (
+                "/run:rw,size=787448k,mode=1770",
+                memory(NonZeroU64::new(787_448 << 10), 0o1770, true, rw),
+            ),
+            ("/run:ro,exec,nosuid,nodev", memory(None, 0o1777, false, ro)),
+            ("/run:size=0", memory(None, 0o1777, true, rw)),
+        ];
+        for (text, expect) in cases {
+            assert_eq!(tmpfs(text), expect, "{text}");
+        }
+        let refused = [
+            ("", "is not a path in a container"),
+            ("run", "is not a path in a container"),
+            ("/proc", "cannot mount on /proc"),
+            ("/run:suid", "there is no option \"suid\""),
+            ("/run:size=much", "is not a size"),
+            ("/run:mode=9", "is not a mode"),
+            ("/run:tmpcopyup", "there is no option \"tmpcopyup\""),
+        ];
+        for (text, expect) in refused {
+            let error = tmpfs(text).unwrap_err();
+            assert!(error.contains(expect), "{text}: {error}");
+        }
+    }
+
+    #[test]
     fn what_makes_no_sense_is_refused_with_the_reason() {
         let cases = [
             ("", "there is no key \"\""),
             ("dst=/a", "use type=memory"),
             ("type=memory", "dst=PATH, the path in the container, is missing"),
-            ("type=volume,dst=/a", "there is no type=\"volume\""),
+            ("type=volumes,dst=/a", "there is no type=\"volumes\""),
+            ("type=volume,dst=/a,src=/b", "is not a name of a volume"),
+            ("type=volume,dst=/a,size=1", "type=volume does not take size"),
             ("type=memory,dst=a", "is not a path in a container"),
             ("type=memory,dst=/proc", "cannot mount on /proc"),
             ("type=memory,dst=/", "it is the root"),

@@ -21,4 +21,5 @@ pub(crate) mod signals;
 pub(crate) mod source_hint;
 pub(crate) mod system_programs;
 pub(crate) mod target;
+pub(crate) mod user_config;
 pub(crate) mod ways;

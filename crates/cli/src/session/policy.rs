@@ -8,14 +8,18 @@ use store::{Permitted, Resolved, Store, UsePolicy};
 use transfer::evidence::{UseError, check_use};
 
 use crate::session::context::Context;
+use crate::session::user_config::user_config;
 
 /// The administrator's policy, which users cannot replace.
 const SYSTEM: &str = "/etc/quire/policy.toml";
 
+/// Name of the user's policy in its directory.
+const NAME: &str = "policy.toml";
+
 /// Loads the policies in force: the administrator's policy, and the user's policy, which can only add restrictions.
 pub(crate) fn policies(context: &Context) -> anyhow::Result<Policies> {
     let named = context.policy();
-    let other = named.map_or_else(|| user_file(context), |it| Some(it.to_owned()));
+    let other = named.map_or_else(|| user_config(context.who(), NAME), |it| Some(it.to_owned()));
     load(named, other)
 }
 
@@ -82,14 +86,4 @@ pub(crate) fn describe(context: &Context) -> Result<String, String> {
         return Ok(format!("none: any image is accepted, signed or not ({SYSTEM} does not exist)"));
     }
     Ok(all.join(" and "))
-}
-
-/// Returns the default path of the user's policy. Source: XDG Base Directory Specification 0.8, which says that
-/// relative values must be ignored.
-fn user_file(context: &Context) -> Option<PathBuf> {
-    let absolute = |it: std::ffi::OsString| Some(PathBuf::from(it)).filter(|it| it.is_absolute());
-    let config = std::env::var_os("XDG_CONFIG_HOME").and_then(absolute);
-    // In a user namespace, the environment is still that of the user on the host.
-    let home = || Some(crate::session::context::home(context.who())?.join(".config"));
-    Some(config.or_else(home)?.join("quire/policy.toml"))
 }

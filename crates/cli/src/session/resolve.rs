@@ -77,6 +77,12 @@ impl Unresolved {
         matches!(self.source, ResolveError::Absent { .. } | ResolveError::Ambiguous { .. })
     }
 
+    /// Suggests names or ids that the user probably meant.
+    #[cfg(feature = "serve")]
+    pub(crate) fn meant(&self) -> Option<String> {
+        meant(&self.source)
+    }
+
     /// Returns whether the store has no image of the name.
     pub(crate) const fn is_absent(&self) -> bool {
         matches!(self.source, ResolveError::Absent { .. })

@@ -4,6 +4,8 @@ use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::slice;
 
+use container::bundle::Network;
+use container::bundle::mounts::MountSource;
 use container::folder::LAYER;
 use container::life::background;
 use container::life::lookup::{self, KnownContainer};
@@ -13,13 +15,14 @@ use kernel::mount::Propagation;
 use kernel::process::{Namespace, Who};
 use store::{OpenOptions, Store};
 
-use crate::args::ContainerOptions;
+use crate::args::{ContainerOptions, NetworkKind, volumes};
 use crate::session::own_namespace::{
     Written, changes_can_stay, enter_own_namespace, has_rights, name_of_user,
 };
 use crate::session::scope;
 use crate::verbs::Verb;
 use crate::verbs::containers::changes::changes_file;
+use crate::verbs::containers::run::NewContainer;
 use crate::verbs::containers::snapshots::snapshot::SnapshotAction;
 use crate::verbs::store::system::SystemAction;
 
@@ -49,12 +52,9 @@ pub(crate) fn enter(
                 Ok(said) => said.into_iter().for_each(&mut *remark),
                 Err(error) => remark(format!("{error:#}")),
             }
-            enter_own_namespace(who, written(&args.new.wanted, store, who), remark)
+            enter_for(&args.new, store, who, remark)
         }
-        Verb::Create(args) => {
-            let written = written(&args.new.wanted, store, who);
-            enter_own_namespace(who, written, remark)
-        }
+        Verb::Create(args) => enter_for(&args.new, store, who, remark),
         Verb::Start(args) => enter_again(&args.containers, store, who, remark),
         Verb::Restart(args) => enter_again(&args.containers, store, who, remark),
         Verb::Fork(args) => enter_again(slice::from_ref(&args.container), store, who, remark),
@@ -83,11 +83,16 @@ pub(crate) fn enter(
         Verb::System(args) if args.action == SystemAction::Prune => {
             enter_own_namespace(who, Written::Stays, &mut |_| ())
         }
-        Verb::Rm(args) if args.names.iter().any(|it| is_left_on_disk(it, store, who)) => {
+        Verb::Rm(args)
+            if args.volumes || args.names.iter().any(|it| is_left_on_disk(it, store, who)) =>
+        {
             // Remarks about ids matter only to containers that start.
             enter_own_namespace(who, Written::Stays, &mut |_| ())
         }
         Verb::Gc(args) if !args.dry_run && is_garbage_on_disk(store, who) => {
+            enter_own_namespace(who, Written::Stays, &mut |_| ())
+        }
+        Verb::Volume(args) if args.removes() => {
             enter_own_namespace(who, Written::Stays, &mut |_| ())
         }
         Verb::Commit(args) => join(find_container(&args.container, store, who), who, remark),
@@ -116,13 +121,52 @@ fn enter_again(
         let stored = StoredRequest::load(&it.folder, &it.id);
         stored.is_ok_and(|it| it.request.bundle.is_limited)
     });
+    let joined = containers.iter().find_map(|it| {
+        let (_, found) = find_container(it, store, who)?;
+        match StoredRequest::load(&found.folder, &found.id).ok()?.request.bundle.network {
+            Network::Container(other) => find_container(&other, store, who),
+            _ => None,
+        }
+    });
     let name = name_of_user(who.user);
     match scope::for_limits(has_limits, true, who.user, name.as_deref()) {
         Ok(said) => said.into_iter().for_each(&mut *remark),
         Err(error) => remark(format!("{error:#}")),
     }
+    if joined.is_some() {
+        return join(joined, who, remark);
+    }
     // The files that a container wrote belong to ids of such a namespace.
     enter_own_namespace(who, Written::Stays, remark)
+}
+
+/// Moves this process into a namespace for a new container.
+fn enter_for(
+    new: &NewContainer,
+    store: Option<&Path>,
+    who: Who,
+    remark: &mut dyn FnMut(String),
+) -> anyhow::Result<bool> {
+    // Only the user namespace of the other container has rights over its network.
+    if let Some(NetworkKind::Container(other)) = &new.wanted.network {
+        return join(find_container(other, store, who), who, remark);
+    }
+    // The files of the container to replace, and those of volumes, belong to ids of a namespace that is the same each
+    // time.
+    let replaced = new.name.as_deref().filter(|_| new.replace);
+    let written = match replaced.is_some_and(|it| is_left_on_disk(it, store, who))
+        || has_named_volumes(&new.wanted)
+    {
+        true => Written::Stays,
+        false => written(&new.wanted, store, who),
+    };
+    enter_own_namespace(who, written, remark)
+}
+
+/// Whether a volume of the store is mounted.
+fn has_named_volumes(wanted: &ContainerOptions) -> bool {
+    let volumes = volumes(wanted).unwrap_or_default();
+    volumes.iter().any(|it| !matches!(it.source, MountSource::Host(_)))
 }
 
 /// Returns whether the changes of a container with these options stay on the disk.
@@ -162,6 +206,7 @@ fn is_garbage_on_disk(store: Option<&Path>, who: Who) -> bool {
     let Ok(store) = Store::open(&directory, who, OpenOptions::read()) else { return false };
     store.containers.is_left(LAYER).unwrap_or(false)
         || store.has_unneeded_container_snapshots().unwrap_or(false)
+        || store.unneeded_volumes().is_ok_and(|it| !it.is_empty())
 }
 
 /// Moves this process into the namespace of a container of the same user. Other problems of the container are

@@ -10,7 +10,7 @@ use crate::verbs::containers::access::inspect::inspected_container::InspectedCon
 use crate::verbs::containers::access::inspect::inspected_image::InspectedImageReport;
 use crate::verbs::containers::access::port;
 use crate::verbs::containers::machine::MachineReport;
-use crate::verbs::containers::{changes, ps, wait};
+use crate::verbs::containers::{changes, ps, volume, wait};
 use crate::verbs::images::export::reports::{
     DiskReport, DockerReport, ErofsReport, ExportReport, ExtensionReport, LayoutReport, TarReport,
 };
@@ -92,6 +92,14 @@ fn page() -> String {
         "The file `machine.json` in the directory has the same fields.",
     );
     page.table::<wait::WaitReport>("wait (lines)", "");
+    page.table::<volume::VolumeReport>(
+        "volume create, volume ls, volume inspect",
+        "An object, or for `ls` and `inspect` a list of objects, one for each volume.",
+    );
+    page.table::<volume::VolumeRemovedReport>(
+        "volume rm, volume prune",
+        "A list of objects, one for each removed volume.",
+    );
     page.table::<changes::ChangesReport>("export changes:FILE", "");
     page.table::<SoundNameReport>("images", "A list of objects, one for each name.");
     page.table::<DamagedNameReport>("images, for a name whose file is damaged", "");

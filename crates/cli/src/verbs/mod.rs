@@ -21,6 +21,8 @@ pub(crate) mod mounts;
 pub(crate) mod option_groups;
 pub(crate) mod podman_hints;
 #[cfg(feature = "serve")]
+pub(crate) mod run_defaults;
+#[cfg(feature = "serve")]
 pub(crate) mod services;
 pub(crate) mod store;
 pub(crate) mod usage;
@@ -191,6 +193,7 @@ verbs! {
         Kill(containers::access::kill::Kill),
         Wait(containers::wait::Wait),
         Rm(containers::rm::Rm),
+        Volume(containers::volume::Volume),
         Commit(containers::commit::Commit),
         Snapshot(containers::snapshots::snapshot::Snapshot),
         Fork(containers::snapshots::fork::Fork),

@@ -30,7 +30,6 @@ const VERBS: &[(&[&str], &str)] = &[
         "use `quire stop CONTAINER`; `quire commit` and `quire diff` pause a container by themselves",
     ),
     (&["network"], "networks need no setup: use `quire run --network pasta`, host or ns:PATH"),
-    (&["volume"], "named volumes are not supported: use `quire run -v /DIRECTORY:/PATH`"),
     (&["events"], "Quire has no events: `quire wait CONTAINER` returns when a container ends"),
     (&["search"], "search the registry's web site, then use `quire pull NAME`"),
     (&["trust"], "use `quire sign NAME --key FILE`, and `quire show NAME`, which lists signatures"),
@@ -52,7 +51,7 @@ const VERBS: &[(&[&str], &str)] = &[
     (
         &["pod", "compose", "play", "kube", "swarm", "stack", "service", "node"],
         "Quire runs only single containers: a service manager can start several, and --network \
-        ns:/proc/PID/ns/net joins them",
+        container:NAME joins them",
     ),
 ];
 
@@ -75,13 +74,12 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
         &["--restart"],
         "Quire does not restart containers by itself: let a service manager start `quire run`",
     ),
+    (&["run", "create"], &["--annotation"], "containers have no annotations: use --label"),
     (
-        RUN,
+        &["bundle"],
         &["-l", "--label", "--label-file", "--annotation"],
-        "containers have no labels: use --name, which `quire ps` shows",
+        "edit the annotations in the config.json of the bundle",
     ),
-    (RUN, &["--tmpfs"], "use `--mount type=memory,dst=PATH`, and size=SIZE for a limit"),
-    (RUN, &["--shm-size"], "use `--mount type=memory,dst=/dev/shm,size=SIZE`"),
     (
         RUN,
         &[
@@ -108,8 +106,9 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
         "a container always has its own namespaces and cgroup: leave this out; `quire exec` starts a \
         program in those of a running container",
     ),
+    (&["run", "create"], &["--arch", "--os", "--variant"], "use `--platform linux/ARCHITECTURE`"),
     (
-        RUN,
+        &["bundle"],
         &["--platform", "--arch", "--os", "--variant"],
         "use `quire pull --platform linux/ARCHITECTURE IMAGE` first",
     ),
@@ -139,25 +138,12 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
         "without --detach a container always has your standard streams: leave this out",
     ),
     (RUN, &["--volumes-from"], "use `-v` with the same directory for both"),
-    (
-        RUN,
-        &["--group-add"],
-        "list the user in the group in the image's /etc/group: `-u USER` has all groups of USER there",
-    ),
-    (
-        RUN,
-        &["--sysctl", "--oom-score-adj"],
-        "edit the config.json of `quire bundle`, which has this setting",
-    ),
     (RUN, &["--gpus"], "use `--device PATH` for each device file of the GPU"),
-    (RUN, &["--umask"], "use `sh -c 'umask 022; exec COMMAND'` as the command"),
-    (RUN, &["--replace"], "use `quire rm -f NAME` first"),
     (RUN, &["--tz"], "use `-e TZ=ZONE`"),
     (RUN, &["--secret"], "use `-v FILE:/run/secrets/NAME:ro`"),
     (RUN, &["--domainname"], "use `--hostname HOST.DOMAIN`"),
     (RUN, &["--storage-opt"], "use `--writable dir,size=SIZE`"),
     (RUN, &["--rmi"], "use `quire rmi` afterwards"),
-    (RUN, &["--cidfile"], "choose a name with --name"),
     (RUN, &["--pidfile"], "`quire ps --json` has the number of the first process"),
     (
         &["attach", "exec", "inspect", "kill", "port"],
@@ -188,9 +174,9 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
     (&["stop", "restart"], &["-a", "--all"], "use `quire stop $(quire ps -q)`, or restart"),
     (&["start"], &["--all", "--filter"], "use `quire start $(quire ps -aq)`"),
     (
-        &["start", "create"],
+        &["start"],
         &["-i", "--interactive", "-t", "--tty"],
-        "such a container has no standard input and no terminal: `quire exec -it CONTAINER sh` \
+        "a container has the standard input and the terminal with which it was made: `quire exec -it CONTAINER sh` \
         gives a command both",
     ),
     (
@@ -201,7 +187,6 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
     ),
     (&["start"], &["--sig-proxy", "--detach-keys", "--checkpoint"], "leave this out"),
     (&["rm"], &["-a", "--all"], "use `quire rm -f $(quire ps -aq)`"),
-    (&["rm"], &["-v", "--volumes"], "Quire always removes a container's changes: leave this out"),
     (
         &["build"],
         &["-t", "--tag", "-f", "--file", "--build-arg"],
@@ -228,8 +213,8 @@ const INCOMPLETE: &[(&str, &str)] = &[
 ];
 
 /// How containers share a network.
-pub(crate) const SHARED_NETWORK: &str = "use `--network ns:/proc/PID/ns/net` as root to share the network of a \
-    running container: `quire ps --json` has its PID";
+const SHARED_NETWORK: &str = "use `--network container:NAME` to share the network of a running container, which then \
+    has the address 127.0.0.1";
 
 /// Verbs that make a container.
 const RUN: &[&str] = &["run", "create", "bundle"];
@@ -375,7 +360,7 @@ mod tests {
         };
         check(Some("run"), "-P", "publish each port");
         check(Some("run"), "--expose=80", "publish each port");
-        check(Some("rm"), "-v", "leave this out");
+        check(Some("wait"), "-v", "--verbose");
         check(Some("pull"), "-v", "--verbose");
         check(None, "-q", "--quiet");
         assert_eq!(of_option(Some("pull"), "-p"), None);

@@ -24,6 +24,8 @@ pub enum Network {
     Pasta,
     /// An existing network namespace, with its absolute path.
     Joined(String),
+    /// The network of another container of the store, which runs at each start.
+    Container(String),
 }
 
 /// Whether a file system or mount can be written to.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 /// The execution defaults of an image. Source: OCI image-spec 1.1, `config.md`, "Properties"; Docker's format is the
 /// same.
@@ -27,6 +28,32 @@ pub struct ImageConfig {
     pub stop_signal: String,
     #[serde(deserialize_with = "null_is_default")]
     pub labels: BTreeMap<String, String>,
+    /// Paths of directories whose files outlive changes of the image.
+    #[serde(deserialize_with = "null_is_default")]
+    pub volumes: VolumePaths,
+}
+
+/// Paths in a container, as an image lists them: the keys of an object.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct VolumePaths(pub Vec<String>);
+
+impl<const N: usize> From<[String; N]> for VolumePaths {
+    fn from(paths: [String; N]) -> Self {
+        Self(paths.into())
+    }
+}
+
+impl From<Vec<String>> for VolumePaths {
+    fn from(paths: Vec<String>) -> Self {
+        Self(paths)
+    }
+}
+
+impl<'de> Deserialize<'de> for VolumePaths {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let paths = BTreeMap::<String, IgnoredAny>::deserialize(deserializer)?;
+        Ok(Self(paths.into_keys().collect()))
+    }
 }
 
 /// Converts `null` to the default, because Docker writes `null` for an empty list.
@@ -77,7 +104,8 @@ mod tests {
     fn reads_what_builders_write() {
         check("{}", Ok(ImageConfig::default()));
         check(r#"{"config":null}"#, Ok(ImageConfig::default()));
-        check(r#"{"config":{"Env":null,"Cmd":null,"Labels":null}}"#, Ok(ImageConfig::default()));
+        let nulls = r#"{"config":{"Env":null,"Cmd":null,"Labels":null,"Volumes":null}}"#;
+        check(nulls, Ok(ImageConfig::default()));
         check(
             r#"{"architecture":"amd64","config":{"Env":["A=b"],"User":"1:2","WorkingDir":"/w",
                "Entrypoint":["e"],"Cmd":["c","d"],"Labels":{"k":"v"},"StopSignal":"SIGQUIT",
@@ -90,9 +118,11 @@ mod tests {
                 cmd: vec!["c".to_owned(), "d".to_owned()],
                 stop_signal: "SIGQUIT".to_owned(),
                 labels: BTreeMap::from([("k".to_owned(), "v".to_owned())]),
+                volumes: ["/v".to_owned()].into(),
             }),
         );
         check("[", Err("EOF while parsing"));
         check(r#"{"config":{"Cmd":"ls"}}"#, Err("invalid type: string"));
+        check(r#"{"config":{"Volumes":["/v"]}}"#, Err("invalid type: sequence"));
     }
 }

@@ -105,7 +105,9 @@ pub fn files(
         // Without a network, the container cannot reach other hosts, so it does not need the host's entries.
         let base = match network {
             Network::None => String::new(),
-            Network::Host | Network::Joined(_) | Network::Pasta => read(HOSTS)?,
+            Network::Host | Network::Joined(_) | Network::Container(_) | Network::Pasta => {
+                read(HOSTS)?
+            }
         };
         files.push(NameFile { place: HOSTS, text: hosts_text(extra, &base, hostname) });
     }
@@ -120,7 +122,8 @@ pub fn files(
             }
         }
         let mut text = resolver_text(resolver, &host, is_elsewhere);
-        if *network == Network::Pasta
+        // A container whose network is joined may have it by pasta.
+        if matches!(network, Network::Pasta | Network::Container(_))
             && resolver.servers.is_none()
             && servers(&text).next().is_none()
         {

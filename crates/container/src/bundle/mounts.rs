@@ -21,6 +21,9 @@ pub struct Volume {
     /// Path in the container, from [`destination`].
     pub destination: String,
     pub access: Access,
+    /// Whether the files get the owner of the container's program at each start. Requests of Quire 0.1 lack the field.
+    #[serde(default)]
+    pub chown: bool,
 }
 
 /// Source of a mount.
@@ -35,7 +38,16 @@ pub enum MountSource {
         bytes: Option<NonZeroU64>,
         /// Permission bits of its root directory.
         mode: u32,
+        /// Whether programs in it cannot be executed.
+        #[serde(default)]
+        noexec: bool,
     },
+    /// A volume of the store, by its name.
+    Named(String),
+    /// A volume of this container only. Its name is chosen when the container is made.
+    Anonymous(Option<String>),
+    /// The directory of a volume, at a path at which the runtime finds it. It is set later.
+    Directory(String),
 }
 
 /// A mount that the caller requests.
@@ -59,6 +71,9 @@ pub enum MountKind {
         bytes: Option<NonZeroU64>,
         /// Permission bits of its root directory.
         mode: u32,
+        /// Whether programs in it cannot be executed. Requests of Quire 0.1 lack the field.
+        #[serde(default)]
+        noexec: bool,
     },
     /// A file system in a file of the container's folder.
     Filestore {
@@ -77,25 +92,25 @@ pub enum MountKind {
 /// Reason why a mount is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VolumeError {
-    /// The text is not `HOST:CONTAINER[:OPTION,…]` with absolute paths.
+    /// The text is not `[SOURCE:]CONTAINER[:OPTION,…]` with absolute paths.
     #[error(
-        "\"{0}\" is not a volume: write HOST:CONTAINER[:ro], both absolute paths (`--mount \
-        type=self,dst=PATH` makes a new file system for the container)"
+        "\"{0}\" is not a volume: write HOST:CONTAINER[:ro] with absolute paths, NAME:CONTAINER for a named volume, or \
+        CONTAINER for one of the container's own"
     )]
     Syntax(String),
-    /// The source is a name instead of a path on the host.
+    /// The source is neither a path nor a name.
     #[error(
-        "named volumes are not supported: for a directory write ./{0}, or an absolute path; \
-        `--mount type=self,dst=PATH` makes a file system that is removed with the container"
+        "\"{0}\" is not a name of a volume, which has 1 to 64 letters, digits, `-`, `_` and `.`: for a directory \
+        write ./{0}, or an absolute path"
     )]
-    Named(String),
+    Name(String),
     /// An option contradicts or repeats another one.
     #[error("the volume option \"{0}\" contradicts or repeats another one")]
     Contradiction(String),
     /// The option is unknown, or Quire does not support it.
     #[error(
-        "a volume has no option \"{0}\": use ro, rw, z or Z (z and Z have no effect, because \
-        Quire does not change labels and owners)"
+        "a volume has no option \"{0}\": use ro, rw, U, z or Z (z and Z have no effect, because \
+        Quire does not change labels)"
     )]
     Option(String),
     /// The destination is not an absolute path without `..`.
@@ -119,18 +134,22 @@ pub enum VolumeError {
 impl FromStr for Volume {
     type Err = VolumeError;
 
-    /// Parses `SOURCE:DESTINATION[:OPTION,…]`, as Docker and podman do. The options `z` and `Z` ask for SELinux
+    /// Parses `[SOURCE:]DESTINATION[:OPTION,…]`, as Docker and podman do. The options `z` and `Z` ask for SELinux
     /// labels, which Quire does not set. They are accepted because scripts for Fedora give them to every volume.
     fn from_str(text: &str) -> Result<Self, VolumeError> {
         let syntax = || VolumeError::Syntax(text.to_owned());
-        let (source, rest) = text.split_once(':').ok_or_else(syntax)?;
+        let (source, rest) = match text.split_once(':') {
+            Some((source, rest)) => (Some(source), rest),
+            None => (None, text),
+        };
         let (to, options) = rest.split_once(':').unwrap_or((rest, "rw"));
-        let (mut access, mut label) = (None, None);
+        let (mut access, mut label, mut chown) = (None, None, None);
         for option in options.split(',') {
             let is_contrary = match option {
                 "ro" => access.replace(Access::ReadOnly).is_some(),
                 "rw" => access.replace(Access::Writable).is_some(),
                 "z" | "Z" => label.replace(()).is_some(),
+                "U" => chown.replace(()).is_some(),
                 _ => return Err(VolumeError::Option(option.to_owned())),
             };
             // Source: podman, pkg/util/mount_opts.go and containers/common, pkg/parse.
@@ -139,14 +158,16 @@ impl FromStr for Volume {
             }
         }
         let access = access.unwrap_or(Access::Writable);
-        if !to.starts_with('/') || source.is_empty() {
+        if !to.starts_with('/') || source == Some("") {
             return Err(syntax());
         }
-        if !source.starts_with('/') {
-            return Err(VolumeError::Named(source.to_owned()));
-        }
-        let source = MountSource::Host(source.to_owned());
-        Ok(Self { source, destination: destination(to)?, access })
+        let source = match source {
+            None => MountSource::Anonymous(None),
+            Some(path) if path.starts_with('/') => MountSource::Host(path.to_owned()),
+            Some(name) if store::check_id(name).is_ok() => MountSource::Named(name.to_owned()),
+            Some(name) => return Err(VolumeError::Name(name.to_owned())),
+        };
+        Ok(Self { source, destination: destination(to)?, access, chown: chown.is_some() })
     }
 }
 
@@ -186,7 +207,10 @@ pub fn mount_points(volumes: &[Volume], mounts: &[MountRequest], working_dir: &s
     let is_directory = |host: &str| std::fs::metadata(host).is_ok_and(|it| it.is_dir());
     let volumes = volumes.iter().map(|it| match &it.source {
         MountSource::Host(path) => (it.destination.as_str(), is_directory(path)),
-        MountSource::Memory { .. } => (it.destination.as_str(), true),
+        MountSource::Memory { .. }
+        | MountSource::Named(_)
+        | MountSource::Anonymous(_)
+        | MountSource::Directory(_) => (it.destination.as_str(), true),
     });
     let mounts = mounts.iter().map(|it| match &it.kind {
         MountKind::Host(path) => (it.destination.as_str(), is_directory(path)),
@@ -263,8 +287,19 @@ impl Volume {
             MountSource::Host(path) => {
                 SpecMount::new(destination, "bind", path, &["rbind", "rprivate", access])
             }
-            MountSource::Memory { bytes, mode } => {
-                let options = ["nosuid", "nodev", access];
+            // Source of the options: podman-run(1), --volume.
+            MountSource::Directory(path) => {
+                let options = ["rbind", "rprivate", "nosuid", "nodev", access];
+                SpecMount::new(destination, "bind", path, &options)
+            }
+            // The directories of volumes are found before the configuration is made. Without a path, a runtime
+            // refuses the entry.
+            MountSource::Named(_) | MountSource::Anonymous(_) => {
+                SpecMount::new(destination, "bind", "", &["rbind", access])
+            }
+            MountSource::Memory { bytes, mode, noexec } => {
+                let mut options = vec!["nosuid", "nodev", access];
+                options.extend(noexec.then_some("noexec"));
                 let mut mount = SpecMount::new(destination, "tmpfs", "tmpfs", &options);
                 mount.options.push(format!("mode={mode:o}"));
                 mount.options.extend(bytes.map(|bytes| format!("size={bytes}")));
@@ -290,7 +325,7 @@ mod tests {
     fn volumes_are_two_absolute_paths() {
         let volume = |source: &str, destination: &str, access| {
             let source = MountSource::Host(source.to_owned());
-            Ok(Volume { source, destination: destination.to_owned(), access })
+            Ok(Volume { source, destination: destination.to_owned(), access, chown: false })
         };
         let cases = [
             ("/a:/b", volume("/a", "/b", Access::Writable)),
@@ -307,28 +342,70 @@ mod tests {
         for (text, expect) in cases {
             assert_eq!(text.parse(), expect, "{text}");
         }
-        for text in ["", "/a", ":/b", "/a:b", "/a:ro"] {
+        for text in ["", "a", ":/b", "/a:b", "/a:ro", "a:b"] {
             assert_eq!(text.parse::<Volume>(), Err(VolumeError::Syntax(text.to_owned())), "{text}");
         }
-        assert_eq!("a:/b".parse::<Volume>(), Err(VolumeError::Named("a".to_owned())));
-        assert!(VolumeError::Named("dirx".to_owned()).to_string().contains("write ./dirx, or an"));
+        for name in ["a b", "a/b", ".a", "-a"] {
+            let error = format!("{name}:/b").parse::<Volume>().unwrap_err();
+            assert_eq!(error, VolumeError::Name(name.to_owned()));
+            assert!(error.to_string().contains(&format!("write ./{name}, or an")), "{error}");
+        }
         let refused = [
             ("/a:/b:zz", "zz"),
             ("/a:/b:z,", ""),
             ("/a:/b:ro:rw", "ro:rw"),
             ("/a:/b:ro:z", "ro:z"),
-            ("/a:/b:U", "U"),
+            ("/a:/b:u", "u"),
             ("/a:/b:", ""),
         ];
         for (text, option) in refused {
             assert_eq!(text.parse::<Volume>(), Err(VolumeError::Option(option.to_owned())));
         }
         for (text, option) in
-            [("/a:/b:z,Z", "Z"), ("/a:/b:ro,z,ro", "ro"), ("/a:/b:ro,rw", "rw"), ("/a:/b:z,z", "z")]
+            [("/a:/b:z,Z", "Z"), ("/a:/b:ro,z,ro", "ro"), ("/a:/b:ro,rw", "rw"), ("/a:/b:U,U", "U")]
         {
             let expect = VolumeError::Contradiction(option.to_owned());
             assert_eq!(text.parse::<Volume>(), Err(expect), "{text}");
         }
+    }
+
+    /// Source: podman-run(1), --volume.
+    #[test]
+    fn volumes_of_the_store_have_names_or_none() {
+        let volume = |source, access, chown| {
+            Ok(Volume { source, destination: "/b".to_owned(), access, chown })
+        };
+        let named = MountSource::Named("data.1".to_owned());
+        let (rw, ro) = (Access::Writable, Access::ReadOnly);
+        let cases = [
+            ("data.1:/b", volume(named.clone(), rw, false)),
+            ("data.1:/b:ro,Z", volume(named.clone(), ro, false)),
+            ("data.1:/b:U", volume(named, rw, true)),
+            ("/b", volume(MountSource::Anonymous(None), rw, false)),
+            ("/a:/b:U,ro", volume(MountSource::Host("/a".to_owned()), ro, true)),
+        ];
+        for (text, expect) in cases {
+            assert_eq!(text.parse(), expect, "{text}");
+        }
+        for text in ["/", "/proc"] {
+            assert!(matches!(text.parse::<Volume>(), Err(VolumeError::Taken { .. })), "{text}");
+        }
+    }
+
+    /// Source: podman-run(1), --volume and --tmpfs.
+    #[test]
+    fn directories_of_volumes_have_no_devices_and_set_uid_files() {
+        let of = |source| Volume {
+            source,
+            destination: "/b".to_owned(),
+            access: Access::Writable,
+            chown: false,
+        };
+        let entry = of(MountSource::Directory("/v".to_owned())).entry();
+        assert_eq!(entry.options, ["rbind", "rprivate", "nosuid", "nodev", "rw"]);
+        let memory = |noexec| of(MountSource::Memory { bytes: None, mode: 0o755, noexec }).entry();
+        assert_eq!(memory(true).options, ["nosuid", "nodev", "rw", "noexec", "mode=755"]);
+        assert_eq!(memory(false).options, ["nosuid", "nodev", "rw", "mode=755"]);
     }
 
     #[test]
@@ -374,7 +451,7 @@ mod tests {
         ];
         let volumes: Vec<Volume> = volumes.iter().map(|it| it.parse().unwrap()).collect();
         let memory = MountRequest {
-            kind: MountKind::Memory { bytes: None, mode: 0o755 },
+            kind: MountKind::Memory { bytes: None, mode: 0o755, noexec: false },
             destination: "/cache".to_owned(),
             access: Access::Writable,
             relabels: false,

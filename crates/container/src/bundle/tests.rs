@@ -136,9 +136,14 @@ fn an_image_gives_no_orders_to_the_runtime() {
 fn a_bundle_with_everything() {
     let volumes = ["/host:/a:ro", "/shm:/dev/shm"].map(|it| it.parse().unwrap());
     let memory = Volume {
-        source: mounts::MountSource::Memory { bytes: NonZeroU64::new(4096), mode: 0o700 },
+        source: mounts::MountSource::Memory {
+            bytes: NonZeroU64::new(4096),
+            mode: 0o700,
+            noexec: false,
+        },
         destination: "/b".to_owned(),
         access: Access::Writable,
+        chown: false,
     };
     let options = BundleOptions {
         env: vec!["B=\"2\"".to_owned()],

@@ -53,6 +53,37 @@ pub fn find_user(root: BorrowedFd<'_>, spec: &str) -> Result<User, UserLookupErr
     Ok(resolve(spec, &passwd, &group)?)
 }
 
+/// Adds groups, by names of the root file system `root` or by numbers, to those of a user.
+///
+/// # Errors
+/// [`UserLookupError`] for a name that is not in `/etc/group`, and for a number above 2^31-1.
+pub fn add_groups(
+    root: BorrowedFd<'_>,
+    user: &mut User,
+    names: &[String],
+) -> Result<(), UserLookupError> {
+    if names.is_empty() {
+        return Ok(());
+    }
+    let group = read_small(root, "etc/group")?;
+    Ok(user.add(names, &group)?)
+}
+
+impl User {
+    fn add(&mut self, names: &[String], group: &[u8]) -> Result<(), UserError> {
+        for name in names {
+            match find_group(name, group)? {
+                gid if gid > LARGEST_ID => return Err(UserError::Range(gid)),
+                gid if gid != self.gid => self.groups.push(gid),
+                _ => {}
+            }
+        }
+        self.groups.sort_unstable();
+        self.groups.dedup();
+        Ok(())
+    }
+}
+
 /// Finds the user named by `spec`: `user`, `uid`, `user:group`, `uid:gid` and mixtures; empty means root. Without a
 /// group, the user gets the primary group and all groups that list the user. A uid that is not in `/etc/passwd` is
 /// used as it is, with group 0. Malformed lines of the two files are skipped, as in the C library.
@@ -192,5 +223,21 @@ mod tests {
         check("last", Err(UserError::Range(u32::MAX)));
         check("last:2147483647", Ok((0x7fff_ffff, 0x7fff_ffff, &[], "/")));
         check("4294967296", Err(UserError::NoUser("4294967296".to_owned())));
+    }
+
+    #[test]
+    fn groups_are_added_by_name_or_number() {
+        let check = |names: &[&str], expect: Result<&[u32], UserError>| {
+            let mut user = resolve("www", PASSWD, GROUP).unwrap();
+            let names: Vec<_> = names.iter().map(|&it| it.to_owned()).collect();
+            let added = user.add(&names, GROUP).map(|()| user.groups);
+            assert_eq!(added, expect.map(<[u32]>::to_vec), "{names:?}");
+        };
+        check(&[], Ok(&[3, 4]));
+        check(&["99", "root", "adm", "www"], Ok(&[0, 3, 4, 99]));
+        check(&["nowhere"], Err(UserError::NoGroup("nowhere".to_owned())));
+        check(&["-1"], Err(UserError::NoGroup("-1".to_owned())));
+        check(&["2147483648"], Err(UserError::Range(1 << 31)));
+        check(&["none"], Err(UserError::Range(u32::MAX)));
     }
 }

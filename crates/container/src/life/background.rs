@@ -95,11 +95,23 @@ pub fn watch(
         run.args(["--console-socket", socket]);
     }
     run.arg("--pid-file").arg(&pid_file).arg(start.id);
-    match start.owner {
+    // A program that reads from a pipe with a writer waits, as it would wait for a caller.
+    let _writer = match start.owner {
+        _ if start.has_open_stdin => {
+            let (reader, writer) = io::pipe().map_err(write_failed)?;
+            run.stdin(reader);
+            Some(writer)
+        }
         // crun would change the owner of the host's /dev/null to the container's user. Reading from a pipe without a
         // writer also gives no bytes.
-        Some(_) => run.stdin(io::pipe().map_err(write_failed)?.0),
-        None => run.stdin(Stdio::null()),
+        Some(_) => {
+            run.stdin(io::pipe().map_err(write_failed)?.0);
+            None
+        }
+        None => {
+            run.stdin(Stdio::null());
+            None
+        }
     };
     run.stdout(output).stderr(errors);
     let setup =
@@ -364,7 +376,11 @@ impl More {
             process.cwd = directory;
         }
         if let Some(user) = self.user {
+            let umask = process.user.rest.remove("umask");
             process.user = SpecUser::new(&user);
+            if let Some(umask) = umask {
+                process.user.rest.insert("umask".to_owned(), umask);
+            }
             if home == Home::Derived {
                 process.env.retain(|it| !it.starts_with("HOME="));
                 process.env.push(format!("HOME={}", user.home));

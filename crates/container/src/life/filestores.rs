@@ -36,6 +36,11 @@ pub enum MountRequestError {
         type=memory or type=dir"
     )]
     NoFolder,
+    /// A volume of the store needs a container that is watched, but the caller has none.
+    #[error(
+        "volume {0}: volumes of the store are for containers of `run`; use a directory of the host"
+    )]
+    NoVolume(String),
     #[error(transparent)]
     Failed(#[from] OperationError),
     /// The map lacks the owner of the file system.
@@ -100,17 +105,24 @@ pub fn volumes(
     // The caller's volumes are checked before the container's own file systems are added, whose paths exist only in
     // its mount namespace.
     volumes.iter().try_for_each(Volume::check)?;
+    let is_unnamed =
+        |it: &Volume| matches!(it.source, MountSource::Named(_) | MountSource::Anonymous(_));
+    if let Some(volume) = volumes.iter().find(|it| is_unnamed(it)) {
+        return Err(MountRequestError::NoVolume(volume.destination.clone()));
+    }
     let mut files = files.0.iter();
     for MountRequest { kind, destination, access, relabels: _ } in mounts {
         let source = match kind {
             MountKind::Host(path) => {
                 let source = MountSource::Host(path.clone());
                 let destination = destination.clone();
-                let volume = Volume { source, destination, access: *access };
+                let volume = Volume { source, destination, access: *access, chown: false };
                 volume.check()?;
                 volume.source
             }
-            MountKind::Memory { bytes, mode } => MountSource::Memory { bytes: *bytes, mode: *mode },
+            MountKind::Memory { bytes, mode, noexec } => {
+                MountSource::Memory { bytes: *bytes, mode: *mode, noexec: *noexec }
+            }
             MountKind::Filestore { mode, durability, .. } => {
                 let file = files.next().ok_or(MountRequestError::NoFolder)?;
                 let owner = map.map_or(Ok((0, 0)), IdMap::root)?;
@@ -120,7 +132,8 @@ pub fn volumes(
                 MountSource::Host(stage.add(mounted).display().to_string())
             }
         };
-        volumes.push(Volume { source, destination: destination.clone(), access: *access });
+        let destination = destination.clone();
+        volumes.push(Volume { source, destination, access: *access, chown: false });
     }
     arrange(&mut volumes)?;
     Ok(volumes)

@@ -56,6 +56,8 @@ pub struct Start<'a> {
     /// Whether the configuration requests a new terminal. If so, the container does not share the runtime's standard
     /// error.
     pub terminal: Terminal,
+    /// Whether standard input of a container in the background stays open.
+    pub has_open_stdin: bool,
     /// Path of the socket to which the runtime sends the terminal, if this process or its parent has that socket.
     pub console: Option<&'a str>,
     pub runtime: &'a Runtime,

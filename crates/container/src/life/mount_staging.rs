@@ -4,11 +4,11 @@ use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::num::NonZeroU64;
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use kernel::mount::{Detached, Durability, TmpfsOptions, Unmount};
+use kernel::mount::{Detached, Durability, Reach, TmpfsOptions, Unmount};
 use kernel::process::Who;
 use rustix::fs::{Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
@@ -18,7 +18,7 @@ use crate::boot_cache::Notes;
 use crate::bundle::Access;
 use crate::bundle::etc_files::{NameFile, NameMount};
 use crate::bundle::userns::IdMap;
-use crate::folder::{MOUNT, MOUNT_NAMES, NETWORK, ROOT};
+use crate::folder::{MOUNT, MOUNT_NAMES, MOUNT_VOLUME, NETWORK, ROOT};
 use crate::root::headroom::Headroom;
 use crate::root::upper_dir::{Doomed, UpperError};
 
@@ -39,6 +39,10 @@ pub struct Stage {
     /// Whether this process has attached a file system at [`OPEN`].
     is_attached: Cell<bool>,
     filestores: Vec<Filestore>,
+    /// Directories of volumes, which the runtime could not reach by their paths.
+    volumes: Vec<Detached>,
+    /// The network namespace of another container.
+    network: Option<OwnedFd>,
     names: Vec<NameFile>,
     /// User and group id of the container's root on the host.
     root: (u32, u32),
@@ -88,8 +92,17 @@ impl Stage {
     pub fn new(folder: &Path, user: u32, map: Option<&IdMap>) -> Self {
         let root = map.and_then(|map| map.root().ok()).unwrap_or((0, 0));
         let (folder, open) = (folder.to_owned(), map.is_some());
-        let (filestores, names, is_attached) = (Vec::new(), Vec::new(), Cell::new(false));
-        Self { folder, user, open, is_attached, filestores, names, root }
+        Self {
+            folder,
+            user,
+            open,
+            is_attached: Cell::new(false),
+            filestores: Vec::new(),
+            volumes: Vec::new(),
+            network: None,
+            names: Vec::new(),
+            root,
+        }
     }
 
     /// Moves all mount points from the container's folder into memory, if this process can make the directory that
@@ -115,6 +128,19 @@ impl Stage {
     pub(crate) fn set_network(&mut self, who: Who) -> String {
         self.open |= who.is_host_root();
         self.base().join(NETWORK).display().to_string()
+    }
+
+    /// Shows the runtime this network namespace. Returns its future path.
+    pub(crate) fn join_network(&mut self, namespace: OwnedFd) -> String {
+        self.network = Some(namespace);
+        self.base().join(NETWORK).display().to_string()
+    }
+
+    /// Adds the directory of a volume. Returns its future path.
+    pub(crate) fn add_volume(&mut self, directory: Detached) -> PathBuf {
+        let place = self.volume_place(self.volumes.len());
+        self.volumes.push(directory);
+        place
     }
 
     /// Adds a file system. Returns the future path of its directory.
@@ -211,6 +237,10 @@ impl Stage {
         self.base().join(format!("{MOUNT}{number}"))
     }
 
+    fn volume_place(&self, number: usize) -> PathBuf {
+        self.base().join(format!("{MOUNT_VOLUME}{number}"))
+    }
+
     /// Attaches all mounts, in this process's mount namespace.
     pub(crate) fn set_up(&self, id: &str, root: &Detached) -> Result<(), OperationError> {
         let failed = OperationError::of("attach the root of container", id);
@@ -240,9 +270,18 @@ impl Stage {
         let names = names.iter().map(|it| (self.base().join(MOUNT_NAMES), it));
         let mounts = self.filestores.iter().enumerate();
         let mounts = mounts.map(|(number, it)| (self.place(number), &it.mount)).chain(names);
+        let volumes = self.volumes.iter().enumerate();
+        let mounts = mounts.chain(volumes.map(|(number, it)| (self.volume_place(number), it)));
         for (path, mount) in [(self.base().join(ROOT), root)].into_iter().chain(mounts) {
             std::fs::create_dir(&path).map_err(OperationError::at("write", &path))?;
             mount.attach_at(&path).map_err(failed)?;
+        }
+        if let Some(network) = &self.network {
+            let place = self.base().join(NETWORK);
+            File::create_new(&place).map_err(OperationError::at("write", &place))?;
+            kernel::mount::bind(network.as_fd(), Reach::One)
+                .and_then(|it| it.attach_at(&place))
+                .map_err(OperationError::of("join the network of another container for", id))?;
         }
         Ok(())
     }

@@ -17,20 +17,22 @@ use store::{
 use crate::boot_cache::Notes;
 use crate::bundle::config::ImageConfig;
 use crate::bundle::etc_files;
-use crate::bundle::mounts::{MountPoints, mount_points};
+use crate::bundle::mounts::{MountPoints, MountSource, Volume, mount_points};
 use crate::bundle::security::of_caller;
 use crate::bundle::spec::RuntimeSpec;
 use crate::bundle::user::UserLookupError;
 use crate::bundle::userns::{MapError, OwnIds};
-use crate::bundle::{BundleError, Home, Process, Terminal, configure, user};
+use crate::bundle::{BundleError, Home, Network, Process, Terminal, configure, user};
 use crate::folder::{self, FILESTORE};
 use crate::life::cgroup::cgroups;
 use crate::life::end::reap::share;
 use crate::life::filestores::{Filestores, MountRequestError, volumes};
 use crate::life::id_allocation::{Claim, ClaimError};
+use crate::life::joined_network::{JoinNetworkError, network_of};
 use crate::life::kept::{EnterError, EnteredFolder, KeptContainer};
 use crate::life::mount_staging::Stage;
 use crate::life::terminal;
+use crate::life::volumes::{VolumeUser, VolumesError};
 use crate::life::writable_layer::{KeptError, WritesPlace};
 use crate::network::{Pasta, Ports};
 use crate::plan::{ContainerPlan, InitChoice, PlanError, Stop};
@@ -78,6 +80,7 @@ pub struct Ready {
     pub(crate) owner: Option<(u32, u32)>,
     pub(crate) spec: RuntimeSpec,
     pub(crate) terminal: Terminal,
+    pub(crate) has_open_stdin: bool,
     pub(crate) runtime: Runtime,
     pub(crate) signals: Arc<Signals>,
     pub(crate) stop: Stop,
@@ -86,6 +89,8 @@ pub struct Ready {
     pub(crate) notes: Option<Notes>,
     pub(crate) log_size: Option<NonZeroU64>,
     pub(crate) keep: bool,
+    /// Whether the container has volumes of the store.
+    pub(crate) has_volumes: bool,
     /// Lock file of a container that is started again; the folder of a new one has its own.
     pub(crate) lock: Option<OwnedFd>,
     /// Whether the container existed before, so that a failed start must not remove it.
@@ -126,6 +131,12 @@ pub enum PrepareError {
     /// The user has no id on the host.
     #[error(transparent)]
     Map(#[from] MapError),
+    /// A volume cannot be used.
+    #[error(transparent)]
+    Volumes(#[from] VolumesError),
+    /// Another container's network cannot be joined.
+    #[error(transparent)]
+    Network(#[from] JoinNetworkError),
     /// The bundle cannot be created.
     #[error(transparent)]
     Bundle(#[from] BundleError),
@@ -175,12 +186,13 @@ pub struct AdmittedImage<'s> {
 pub fn prepare(
     store: &Store,
     image: AdmittedImage<'_>,
-    plan: ContainerPlan,
+    mut plan: ContainerPlan,
     runtime: Runtime,
     living: &[String],
     signals: Arc<Signals>,
     around: &CallerEnvironment<'_>,
 ) -> Result<Ready, PrepareError> {
+    name_volumes(&mut plan.wish.volumes)?;
     let stored = StoredRequest::encode(&runtime.path, &plan.wish)?;
     let spot = Spot::New { stored };
     prepare_in(store, image, plan, StartInputs { runtime, living, signals }, spot, around)
@@ -291,7 +303,8 @@ fn prepare_in(
     if runtime.kind == Kind::Runsc && may_have_acl(image.image())? {
         (around.remark)(NO_ACLS);
     }
-    let user = user::find_user(root.mount.as_fd(), &user)?;
+    let mut user = user::find_user(root.mount.as_fd(), &user)?;
+    user::add_groups(root.mount.as_fd(), &mut user, &wish.bundle.process.groups)?;
     map.map_or(Ok(()), |map| map.check(&user))?;
     let own = own_ids(store)?;
     own.as_ref().map_or(Ok(()), |own| own.check(&user))?;
@@ -300,7 +313,24 @@ fn prepare_in(
     let mut stage = stage.in_memory(store.who());
     let mut bundle = wish.bundle;
     // The network is set first, because it determines the base folder of all mount points.
-    bundle.network_place = wish.pasta.as_ref().map(|_| stage.set_network(store.who()));
+    bundle.network_place = match &bundle.network {
+        Network::Container(other) => {
+            let network = network_of(store, other, around.is_asked_to_end)?;
+            Some(stage.join_network(network))
+        }
+        _ => wish.pasta.as_ref().map(|_| stage.set_network(store.who())),
+    };
+    let volume_user = VolumeUser {
+        store,
+        root: root.mount.as_fd(),
+        owner: owner.unwrap_or((user.uid, user.gid)),
+        is_new: matches!(spot, Spot::New { .. }),
+        is_mapped: map.is_some(),
+        keep: wish.keep,
+        now: around.now,
+        is_asked_to_end: around.is_asked_to_end,
+    };
+    let held = volume_user.prepare(&mut wish.volumes, &mut stage)?;
     bundle.volumes = volumes(wish.volumes, &wish.mounts, &files, map, &mut stage)?;
     bundle.map = map.cloned();
     bundle.own = own;
@@ -311,6 +341,7 @@ fn prepare_in(
     let terminal = bundle.terminal;
     let (process, mut spec) =
         configure(root.mount.as_fd(), &stage.root(), &config, &bundle, &user)?;
+    held.stage(&mut spec);
     Home::new(&config, &bundle).note(&mut spec);
     of_caller(&mut spec.process);
     add_init(&wish.init, around.search, &mut spec)?;
@@ -330,6 +361,7 @@ fn prepare_in(
                 shared: (!images.is_own()).then(|| images.path().display().to_string()),
                 boot: kernel::process::boot_id(),
                 snapshot: wish.snapshot,
+                volumes: held.names.clone(),
             };
             let folder = store.create_container(&id, &record)?;
             let new =
@@ -346,7 +378,8 @@ fn prepare_in(
     let headrooms = headrooms.into_iter().chain(Filestores::headrooms(&path, &stage)?).collect();
     entered.begin()?;
     // The container's record now protects them.
-    drop(below);
+    let has_volumes = !held.names.is_empty();
+    drop((below, held));
     let EnteredFolder { folder, lock } = entered;
     Ok(Ready {
         id,
@@ -359,6 +392,7 @@ fn prepare_in(
         owner,
         spec,
         terminal,
+        has_open_stdin: wish.stdin,
         runtime,
         signals,
         stop,
@@ -367,6 +401,7 @@ fn prepare_in(
         notes: around.notes.cloned(),
         log_size: wish.log_size,
         keep: wish.keep,
+        has_volumes,
         lock,
         is_again,
         image,
@@ -411,9 +446,29 @@ impl NewFolder<'_> {
     }
 }
 
+/// Names the volumes that only a new container has.
+fn name_volumes(volumes: &mut [Volume]) -> Result<(), OperationError> {
+    for volume in volumes {
+        if let MountSource::Anonymous(name @ None) = &mut volume.source {
+            *name = Some(random_volume_name()?);
+        }
+    }
+    Ok(())
+}
+
+/// Returns a random name for a volume, in the form of podman's names.
+pub fn random_volume_name() -> Result<String, OperationError> {
+    random_digits::<32>()
+}
+
 /// Returns a random id of twelve hexadecimal digits, which is unique with very high probability.
 pub fn random_id() -> Result<String, OperationError> {
-    let mut bytes = [0_u8; 6];
+    random_digits::<6>()
+}
+
+/// Returns random hexadecimal digits, two for each byte.
+fn random_digits<const N: usize>() -> Result<String, OperationError> {
+    let mut bytes = [0_u8; N];
     let taken = getrandom(&mut bytes, GetRandomFlags::empty());
     let taken = taken.map_err(OperationError::of("get", "random numbers"))?;
     // getrandom(2) never returns fewer bytes than requested for up to 256 bytes.
@@ -475,6 +530,12 @@ impl Ready {
     #[must_use]
     pub const fn signals(&self) -> &Arc<Signals> {
         &self.signals
+    }
+
+    /// Whether the end of the container may leave volumes that nothing needs.
+    #[must_use]
+    pub const fn leaves_volumes(&self) -> bool {
+        self.has_volumes && !self.keep
     }
 
     /// Whether Quire connects the container's terminal to the caller's. runsc does that itself.

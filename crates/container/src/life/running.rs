@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::fs::File;
-use std::io::Write as _;
+use std::io::{self, PipeWriter, Write as _};
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
@@ -11,9 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use kernel::process::Exit;
-use kernel::terminal::Modes;
+use kernel::terminal::{Modes, Receiver};
 use store::{ContainerError, OperationError};
 
+use crate::bundle::Terminal;
 use crate::bundle::spec::RuntimeSpec;
 use crate::folder::CONFIG;
 use crate::life::background::{self, Last};
@@ -23,7 +24,7 @@ use crate::life::log::add_sentence;
 use crate::life::monitor::{self, FAILED, RunError, Start};
 use crate::life::prepare::Ready;
 use crate::life::state::{End, Reason, StateBefore};
-use crate::life::terminal::Keeper;
+use crate::life::terminal::{self, Keeper};
 use crate::life::writable_layer;
 use crate::runtime::call::chain;
 
@@ -77,6 +78,47 @@ impl Keeping {
     }
 }
 
+/// The terminal of a container in the background, which the monitor keeps open. Its output goes to the log.
+struct OwnTerminal {
+    /// Path of the socket to which the runtime sends the terminal.
+    console: String,
+    receiver: Receiver,
+}
+
+/// The thread that reads the terminal.
+struct OwnTerminalReader {
+    thread: JoinHandle<()>,
+    /// When this is closed, no runtime sends a terminal any more.
+    until: PipeWriter,
+}
+
+impl OwnTerminal {
+    fn new(folder: &Path) -> io::Result<Self> {
+        let receiver = Receiver::new(folder)?;
+        Ok(Self { console: receiver.path(), receiver })
+    }
+
+    /// Starts the thread. `None` if it cannot be started: then the start of the container fails, because no process
+    /// accepts the runtime's connection.
+    fn keep(self, folder: &Path, log_size: Option<NonZeroU64>) -> Option<OwnTerminalReader> {
+        let (over, until) = io::pipe().ok()?;
+        let (receiver, folder) = (self.receiver, folder.to_owned());
+        let thread = std::thread::spawn(move || {
+            terminal::keep_own(&receiver, &over, &folder, log_size);
+        });
+        Some(OwnTerminalReader { thread, until })
+    }
+}
+
+impl OwnTerminalReader {
+    /// Waits, after the container's end, until all its output is in the log.
+    fn finish(self) {
+        drop(self.until);
+        // If the thread panicked, this is ignored, because it cannot be reported.
+        let _ended = self.thread.join();
+    }
+}
+
 impl Ready {
     fn start<'a>(&'a self, spec: RuntimeSpec, console: Option<&'a str>) -> Start<'a> {
         Start {
@@ -89,6 +131,7 @@ impl Ready {
             owner: self.owner,
             spec,
             terminal: self.terminal,
+            has_open_stdin: self.has_open_stdin,
             console,
             runtime: &self.runtime,
             signals: &self.signals,
@@ -128,7 +171,18 @@ impl Ready {
         let spec = std::mem::take(&mut self.spec);
         let mut report = Some(File::from(report));
         let end_report = seat.as_ref().and_then(|_| report.as_ref()?.try_clone().ok());
+        // A container that was started in the background has no caller at its terminal. Without the socket, the runtime
+        // refuses the start, with its reason.
+        let has_own = self.terminal == Terminal::New && seat.is_none();
+        let own = has_own.then(|| OwnTerminal::new(&self.path)).and_then(|made| {
+            let failed = |error: &io::Error| {
+                tracing::warn!(id = self.id, %error, "cannot make a socket for the container's terminal");
+            };
+            made.inspect_err(failed).ok()
+        });
         let console = seat.as_ref().map(|seat| seat.console.clone());
+        let console = console.or_else(|| own.as_ref().map(|own| own.console.clone()));
+        let own = own.and_then(|own| own.keep(&self.path, self.log_size));
         let keeping = seat.map(|seat| seat.keep(&self.path, self.log_size));
         // The monitor must not keep the caller's working directory in use.
         let _moved = std::env::set_current_dir("/");
@@ -169,6 +223,9 @@ impl Ready {
         };
         if let Some(keeping) = keeping {
             keeping.finish();
+        }
+        if let Some(own) = own {
+            own.finish();
         }
         let (id, path) = (self.id.clone(), self.path.clone());
         let over = self.into_ended();

@@ -4,7 +4,7 @@
 //! The runtime creates the terminal and passes its master side ([`kernel::terminal::Receiver`]). If the runtime
 //! copied the bytes itself, the caller could not detach, and crun 1.8 would not set the size.
 
-use std::io::Write as _;
+use std::io::{PipeReader, Write as _};
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -412,6 +412,34 @@ impl Keeper {
             }
             Ok((Some(_), _)) => {}
             Ok((None, _)) | Err(_) => modes.restore(),
+        }
+    }
+}
+
+/// Waits for the terminal of a container that has no caller, and writes its output into the log in the container's
+/// folder. Returns when no process has the terminal open, or when the end of `over` arrives before the terminal.
+pub(crate) fn keep_own(
+    receiver: &Receiver,
+    over: &PipeReader,
+    folder: &Path,
+    log_size: Option<NonZeroU64>,
+) {
+    loop {
+        let mut fds = [
+            PollFd::from_borrowed_fd(receiver.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(over.as_fd(), PollFlags::IN),
+        ];
+        if wait_for(&mut fds, None).is_err() {
+            return;
+        }
+        let is_over = !fds[1].revents().is_empty();
+        match receiver.receive() {
+            Ok(Some(master)) => {
+                keep_log(&master, folder, log_size);
+                return;
+            }
+            Ok(None) if !is_over => {}
+            Ok(None) | Err(_) => return,
         }
     }
 }

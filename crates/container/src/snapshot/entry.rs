@@ -147,13 +147,15 @@ pub(super) enum Bearer<'a> {
 #[derive(Debug)]
 pub(super) struct Copier<'a> {
     pub(super) content: ByteCopier<'a>,
+    /// Names of further xattrs that copies do not get.
+    pub(super) left_out: &'static [&'static [u8]],
     names: Vec<u8>,
     value: Vec<u8>,
 }
 
 impl<'a> Copier<'a> {
     pub(super) fn new(content: ByteCopier<'a>) -> Self {
-        Self { content, names: Vec::new(), value: Vec::new() }
+        Self { content, left_out: &[], names: Vec::new(), value: Vec::new() }
     }
 
     /// Copies a file that is not a directory. `stat` was read before.
@@ -329,7 +331,7 @@ impl<'a> Copier<'a> {
         }
         let mut xattrs = Xattrs::new();
         for name in self.names.split(|byte| *byte == 0) {
-            if name.is_empty() || UUIDS.contains(&name) {
+            if name.is_empty() || UUIDS.contains(&name) || self.left_out.contains(&name) {
                 continue;
             }
             self.value.clear();

@@ -15,6 +15,10 @@ use super::stamp::{FileKey, Seen, Stamp, kind, look};
 use super::way::{Back, Level, Way};
 use super::{CopyError, CopyReport};
 
+/// The label of SELinux. Files of an image have none, so the host's policy chooses that of a copy, and a user without
+/// root may not set it.
+const SELINUX: &[u8] = b"security.selinux";
+
 /// A copy of everything that a container's upper directory had.
 #[derive(Debug)]
 pub struct FirstCopy<'a> {
@@ -27,6 +31,15 @@ pub struct FirstCopy<'a> {
     links: HashMap<FileKey, Copied>,
     /// Whether the walk ended early, because a directory was moved.
     is_incomplete: bool,
+    devices: DeviceCopies,
+}
+
+/// Whether device files are copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum DeviceCopies {
+    Copied,
+    /// They would be device files on the host's disk, and a user without root cannot make them.
+    LeftOut,
 }
 
 /// A file of the copy, with one of its names.
@@ -50,25 +63,55 @@ pub fn first_copy<'a>(
     to: BorrowedFd<'_>,
     cancel: &'a AtomicBool,
 ) -> Result<FirstCopy<'a>, CopyError> {
+    let mut copy = begin(from, to, cancel, DeviceCopies::Copied)?;
+    // Dirty pages would otherwise be written file by file.
+    let failed = |errno| CopyError::of(CopyStop::Kernel("write back", errno), b"/".to_vec());
+    rustix::fs::syncfs(&copy.from).map_err(failed)?;
+    copy.walk()?;
+    Ok(copy)
+}
+
+/// Copies everything below the directory `from` of an image, except device files, into the empty directory `to`, which
+/// nothing else may use. No link is followed.
+///
+/// # Errors
+/// [`CopyError`]; `to` has incomplete contents then.
+pub fn copy_tree(
+    from: BorrowedFd<'_>,
+    to: BorrowedFd<'_>,
+    cancel: &AtomicBool,
+) -> Result<CopyReport, CopyError> {
+    let mut copy = begin(from, to, cancel, DeviceCopies::LeftOut)?;
+    copy.walk()?;
+    copy.at_rest()
+}
+
+fn begin<'a>(
+    from: BorrowedFd<'_>,
+    to: BorrowedFd<'_>,
+    cancel: &'a AtomicBool,
+    devices: DeviceCopies,
+) -> Result<FirstCopy<'a>, CopyError> {
     let failed =
         |action| move |errno| CopyError::of(CopyStop::Kernel(action, errno), b"/".to_vec());
     let from = open_directory(from).map_err(failed("open"))?;
     let to = open_directory(to).map_err(failed("open the copy of"))?;
     inherit_nothing(to.as_fd()).map_err(failed("remove the ACL of the copy of"))?;
     let content = ByteCopier::new(cancel, to.as_fd()).map_err(failed("open the copy of"))?;
-    // Dirty pages would otherwise be written file by file.
-    rustix::fs::syncfs(&from).map_err(failed("write back"))?;
-    let mut copy = FirstCopy {
+    let mut copier = Copier::new(content);
+    if devices == DeviceCopies::LeftOut {
+        copier.left_out = &[SELINUX];
+    }
+    Ok(FirstCopy {
         from,
         to,
-        copier: Copier::new(content),
+        copier,
         index: CopyIndex::new(),
         tally: Tally::default(),
         links: HashMap::new(),
         is_incomplete: false,
-    };
-    copy.walk()?;
-    Ok(copy)
+        devices,
+    })
 }
 
 impl FirstCopy<'_> {
@@ -175,6 +218,10 @@ impl FirstCopy<'_> {
             held => held.map_err(CopyStop::at("open"))?,
         };
         let (stat, seen) = look(&held).map_err(CopyStop::at("examine"))?;
+        let is_device = matches!(kind(&stat), FileType::CharacterDevice | FileType::BlockDevice);
+        if is_device && self.devices == DeviceCopies::LeftOut {
+            return Ok(None);
+        }
         let to = level.to(&self.index).map_err(CopyStop::at("open the copy of"))?;
         let place = Place { directory: to, name };
         if kind(&stat) == FileType::Directory {

@@ -30,7 +30,7 @@ mod way;
 
 use std::io;
 
-pub use first_copy::{FirstCopy, first_copy};
+pub use first_copy::{FirstCopy, copy_tree, first_copy};
 pub use merge::{MOST_LAYERS, MergeError, Share, merge};
 
 use self::content::CopyStop;

@@ -235,6 +235,7 @@ fn left(fixture: &Fixture, id: &str, boot: Option<String>, runtime: &Path, keep:
         shared: None,
         boot,
         snapshot: None,
+        volumes: Vec::new(),
     };
     let folder = fixture.store.create_container(id, &record).unwrap();
     let path = folder.path().to_owned();

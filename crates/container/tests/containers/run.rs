@@ -70,6 +70,7 @@ impl Fixture {
             process: &process,
             spec,
             terminal: options.terminal,
+            has_open_stdin: false,
             console: None,
             runtime,
             signals: &Signals::block(&[]).unwrap(),

@@ -70,6 +70,8 @@ pub struct DiskUse {
     pub containers: u64,
     /// Bytes on disk of snapshots of containers.
     pub container_snapshots: u64,
+    /// Bytes on disk of volumes.
+    pub volumes: u64,
     /// Bytes on disk of container engines' snapshots: data written in their roots, and records.
     pub snapshots: u64,
     /// Bytes on disk of work directories of running or dead imports.
@@ -172,6 +174,7 @@ impl Store {
             unfinished: self.downloads.unfinished()?,
             containers: sum(&self.containers.directory)?,
             container_snapshots: late(self.container_snapshots.directory.get()?)?,
+            volumes: late(self.volumes.directory.get()?)?,
             snapshots: late(self.snapshots.directory.get()?)?,
             tmp: sum(&self.tmp)?,
             unused_objects,

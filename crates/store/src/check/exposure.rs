@@ -110,6 +110,7 @@ impl Store {
             self.lazy_devices.directory.get()?,
             self.container_snapshots.directory.get()?,
             self.snapshots.directory.get()?,
+            self.volumes.directory.get()?,
         ];
         let parts = [
             &self.root,

@@ -7,6 +7,7 @@ mod hash;
 mod lazy_devices;
 mod rebuild;
 mod users;
+mod volumes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -196,6 +197,7 @@ impl Store {
             report.add(Damage::Bad(StoreItem::Container(id), why));
         }
         self.check_container_snapshots(&mut report)?;
+        self.check_volumes(&mut report)?;
         for SeenSnapshot { instance, number, record } in self.snapshots.see_all()? {
             report.checked += 1;
             let why = match record {
@@ -566,6 +568,7 @@ impl Store {
     /// Returns misplaced files in the directories that [`Inventory`] does not list.
     fn other_strays(&self) -> Result<Vec<PathBuf>, DiskError> {
         let mut strays = self.container_snapshots.strays()?;
+        strays.extend(self.volumes.strays()?);
         let mut look = |directory: &Directory, good: &dyn Fn(&str, FileType) -> bool| {
             for listed in directory.list()? {
                 if !listed.text().is_some_and(|name| good(name, listed.kind)) {
@@ -615,7 +618,9 @@ impl Damage {
                 StoreItem::Manifest(_) | StoreItem::Blob(_) => 3,
                 StoreItem::Ref(_) => 4,
                 StoreItem::Container(_) => 5,
-                StoreItem::ContainerSnapshot(_) | StoreItem::Snapshot(..) => 6,
+                StoreItem::ContainerSnapshot(_)
+                | StoreItem::Snapshot(..)
+                | StoreItem::Volume(_) => 6,
                 _ => 1,
             },
             Self::Stray(_) => 6,

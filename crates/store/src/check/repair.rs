@@ -75,6 +75,8 @@ impl Store {
                     }
                 }
                 StoreItem::ContainerSnapshot(id) => self.remove_damaged_snapshot(id),
+                // The files of a volume are the user's data, so only its record is replaced.
+                StoreItem::Volume(name) => self.mend_volume(name).map_err(FsckError::from),
                 // Without this mark, the image would count as compared with its layers.
                 StoreItem::Blob(BlobFile::Unproven(image)) => {
                     self.mend_mark(image).map(|()| true).map_err(FsckError::from)
@@ -195,7 +197,9 @@ impl Store {
                 !matches!(check_error::found(self.devices.index_damage(id))?, Ok(None))
             }
             // The removal checks the snapshot.
-            StoreItem::ContainerSnapshot(_) | StoreItem::Snapshot(..) => true,
+            StoreItem::ContainerSnapshot(_) | StoreItem::Snapshot(..) | StoreItem::Volume(_) => {
+                true
+            }
             StoreItem::Ref(_) | StoreItem::Container(_) | StoreItem::Leftover(_) => false,
         })
     }

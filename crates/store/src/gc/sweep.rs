@@ -131,6 +131,7 @@ impl Store {
             self.containers.remove_dead(id)?;
         }
         self.clear_container_snapshots()?;
+        self.clear_volumes()?;
         staging::clear(&self.tmp)?;
         trash::clear(&self.tmp)?;
         swept.removed = done.garbage.len() as u64;

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::container_snapshot_error::ContainerSnapshotError;
 use super::refs::Seconds;
+use super::volume_error::VolumeError;
 use crate::disk::{Directory, DiskError};
 use crate::record::{self, RECORD_MAX, RecordError};
 use crate::staging::{
@@ -39,6 +40,8 @@ pub struct ContainerRecord {
     /// Id of the uppermost snapshot between the image and the container's writable layer. It is kept as long as the
     /// directory exists.
     pub snapshot: Option<String>,
+    /// Names of the volumes that the container mounts. They are kept as long as the directory exists.
+    pub volumes: Vec<String>,
 }
 
 /// The record as written.
@@ -56,11 +59,13 @@ struct Raw {
     boot: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     snapshot: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    volumes: Vec<String>,
 }
 
 impl ContainerRecord {
     fn encode(&self) -> Vec<u8> {
-        let Self { name, shared, boot, snapshot, .. } = self.clone();
+        let Self { name, shared, boot, snapshot, volumes, .. } = self.clone();
         record::encode(&Raw {
             image: self.image.to_string(),
             manifest: self.manifest.map(|it| it.to_string()),
@@ -70,6 +75,7 @@ impl ContainerRecord {
             shared,
             boot,
             snapshot,
+            volumes,
         })
     }
 }
@@ -101,6 +107,9 @@ pub enum ContainerError {
     /// The snapshot below the container's writable layer cannot be used.
     #[error("cannot use the snapshot of container {id}")]
     Snapshot { id: String, source: ContainerSnapshotError },
+    /// A volume of the container does not exist.
+    #[error("cannot use a volume of container {id}")]
+    Volume { id: String, source: VolumeError },
     /// The container's record cannot be read.
     #[error(
         "the record of container {id} is damaged: `quire rm --container --force {id}` removes it"
@@ -261,8 +270,18 @@ fn read_record(directory: &Directory) -> Result<Result<ContainerRecord, RecordEr
         let image = raw.image.parse().ok().ok_or(RecordError::Checksum)?;
         let manifest = raw.manifest.as_deref().map(str::parse).transpose();
         let manifest = manifest.ok().ok_or(RecordError::Checksum)?;
-        let Raw { name, created, keep, shared, boot, snapshot, .. } = raw;
-        Ok(ContainerRecord { image, manifest, name, created, keep, shared, boot, snapshot })
+        let Raw { name, created, keep, shared, boot, snapshot, volumes, .. } = raw;
+        Ok(ContainerRecord {
+            image,
+            manifest,
+            name,
+            created,
+            keep,
+            shared,
+            boot,
+            snapshot,
+            volumes,
+        })
     }))
 }
 

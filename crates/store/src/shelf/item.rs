@@ -33,6 +33,7 @@ pub enum StoreItem {
     ContainerSnapshot(String),
     /// Instance name and number of a container engine's snapshot.
     Snapshot(String, u64),
+    Volume(String),
     /// A directory that a dead command left in `tmp/`.
     Leftover(String),
 }
@@ -54,6 +55,7 @@ impl StoreItem {
             Self::Container(_) => "container",
             Self::ContainerSnapshot(_) => "container snapshot",
             Self::Snapshot(..) => "snapshot",
+            Self::Volume(_) => "volume",
             Self::Leftover(_) => "leftover",
         }
     }
@@ -72,6 +74,7 @@ impl StoreItem {
             Self::Ref(name)
             | Self::Container(name)
             | Self::ContainerSnapshot(name)
+            | Self::Volume(name)
             | Self::Leftover(name) => name.clone(),
         }
     }
@@ -90,6 +93,7 @@ impl StoreItem {
             | Self::Container(_)
             | Self::ContainerSnapshot(_)
             | Self::Snapshot(..)
+            | Self::Volume(_)
             | Self::Leftover(_) => self.name(),
         }
     }

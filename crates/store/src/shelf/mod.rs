@@ -21,6 +21,8 @@ pub(crate) mod manifests;
 pub(crate) mod objects;
 pub(crate) mod refs;
 pub(crate) mod snapshots;
+pub(crate) mod volume_error;
+pub(crate) mod volumes;
 
 use std::os::fd::AsFd as _;
 use std::path::PathBuf;

@@ -204,7 +204,14 @@ fn records_are_written_as_the_document_has_them() {
         shared: None,
         boot: Some("b".to_owned()),
         snapshot: Some(snapshot.clone()),
+        volumes: vec!["v".to_owned()],
     };
+    let lock = store.hold_volumes().unwrap();
+    let labels = [("a".to_owned(), "b".to_owned())].into();
+    let volume = crate::VolumeRecord { labels, ..crate::VolumeRecord::new(Seconds(5)) };
+    let (draft, files) = (store.volumes.draft().unwrap(), crate::VolumeFiles::Synced);
+    store.publish_volume(&lock, draft, "v", &volume, files).unwrap();
+    drop(lock);
     let _container = store.create_container("c", &container).unwrap();
     let path = |name: &str| directory.path().join(name);
     assert_eq!(written(&path("meta")), fields("`meta`"));
@@ -212,6 +219,7 @@ fn records_are_written_as_the_document_has_them() {
     assert_eq!(written(&path("containers/c/container.json")), fields("container"));
     let file = path(&format!("container-snapshots/{snapshot}/snapshot.json"));
     assert_eq!(written(&file), fields("container snapshot"));
+    assert_eq!(written(&path("volumes/v/volume.json")), fields("volume"));
 }
 
 #[test]
@@ -255,9 +263,10 @@ fn a_store_has_the_places_that_the_document_lists() {
         .iter()
         .map(|row| row[0].trim_matches('`').split('/').next().unwrap().to_owned())
         .collect();
-    // These entries are created with the first device, the first lazy device, the first snapshot of a container and the
-    // first engine, when the store is shared, and when files are not synced.
-    found.extend(["data", "lazy", "container-snapshots", "snapshots"].map(str::to_owned));
+    // These entries are created with the first device, the first lazy device, the first snapshot of a container, the
+    // first volume and the first engine, when the store is shared, and when files are not synced.
+    found
+        .extend(["data", "lazy", "container-snapshots", "snapshots", "volumes"].map(str::to_owned));
     found.extend(["shared", "unsynced"].map(str::to_owned));
     found.sort_unstable();
     wanted.sort_unstable();

@@ -105,6 +105,7 @@ fn containers_are_alive_while_locked() {
         shared: None,
         boot: None,
         snapshot: None,
+        volumes: Vec::new(),
     };
     for id in ["", ".x", "-x", "a/b", "a b", &"x".repeat(65), "é"] {
         let refused = store.create_container(id, &record).unwrap_err();

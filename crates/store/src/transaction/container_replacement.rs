@@ -4,7 +4,15 @@ use crate::shelf::container_snapshots::ShelfLock;
 use crate::shelf::containers::{
     ContainerDir, ContainerError, ContainerRecord, ContainerReplacement,
 };
+use crate::shelf::volumes::VolumeLock;
 use crate::store::{Lock, Store};
+
+/// Locks under which everything that a container's record names stays in the store.
+pub(super) struct HeldForContainer {
+    _store: Option<Lock>,
+    _snapshot: Option<ShelfLock>,
+    _volumes: Option<VolumeLock>,
+}
 
 impl Store {
     /// Replaces the record of a container at rest, durably.
@@ -65,7 +73,7 @@ impl Store {
         &self,
         id: &str,
         record: &ContainerRecord,
-    ) -> Result<(Option<Lock>, Option<ShelfLock>), ContainerError> {
+    ) -> Result<HeldForContainer, ContainerError> {
         // `gc` waits from the lookup of the image until the record is published.
         let lock = self.lock_shared()?;
         if record.shared.is_none() && !self.images.has(&record.image)? {
@@ -74,10 +82,12 @@ impl Store {
         let failed = |source| ContainerError::Snapshot { id: id.to_owned(), source };
         let held = record.snapshot.as_deref().map(|it| self.hold_container_snapshot(it));
         let held = held.transpose().map_err(failed)?;
+        let failed = |source| ContainerError::Volume { id: id.to_owned(), source };
+        let volumes = self.hold_volumes_of(&record.volumes).map_err(failed)?;
         if record.keep {
             // The container is found after a crash, so its image must be.
             self.settle()?;
         }
-        Ok((lock, held))
+        Ok(HeldForContainer { _store: lock, _snapshot: held, _volumes: volumes })
     }
 }

@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, anyhow, bail};
 use clap::{Args, ValueHint};
 use container::bundle::etc_files::{NameFile, NameMount};
-use container::bundle::mounts::{MountPoints, mount_points};
+use container::bundle::mounts::{MountPoints, MountSource, Volume, mount_points};
 use container::bundle::spec::RuntimeSpec;
+use container::bundle::user::add_groups;
 use container::bundle::{Access, Network, Terminal, configure};
 use container::folder::{CONFIG, ROOT};
 use container::life::filestores::{self, Filestores};
@@ -25,7 +26,7 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 
 use crate::Answer;
 use crate::args::writable::with_a_place;
-use crate::args::{ContainerOptions, volumes};
+use crate::args::{ContainerOptions, mounts, volumes};
 use crate::session::context::Context;
 use crate::session::ways::Ways;
 use crate::verbs::containers::container_options::{
@@ -131,10 +132,19 @@ pub(crate) fn bundle(context: &Context, args: &Bundle) -> anyhow::Result<Answer>
             programs: make a network by `ip netns`, and use ns:PATH"
         );
     }
+    if matches!(options.network, Network::Container(_)) {
+        bail!(
+            "--network container: a bundle has no containers beside it: use ns:/proc/PID/ns/net, with the PID of \
+            `quire ps --json`"
+        );
+    }
+    options.process.check(&options.network).context("--sysctl")?;
     let names = crate::verbs::containers::hosts::name_files(&wanted.names, &options)?;
     let volumes = volumes(wanted)?;
+    check_volumes(&volumes)?;
+    let requested = mounts(wanted);
     let working_dir = options.working_dir.as_ref().unwrap_or(&image.working_dir);
-    let points = mount_points(&volumes, &wanted.mount, working_dir);
+    let points = mount_points(&volumes, &requested, working_dir);
     let places: Vec<_> = names.iter().map(|it| it.place).collect();
     let points = MountPoints::new(options.access, &points, &options.security.devices, &places);
     let ways = Ways::new(context.who(), &wanted.trust);
@@ -160,18 +170,14 @@ pub(crate) fn bundle(context: &Context, args: &Bundle) -> anyhow::Result<Answer>
     }
     warm(opened.image(), &root, wanted.warm.into(), context.who(), &|text| context.remark(text));
     let user = wanted.program.user.as_deref().unwrap_or(&image.user);
-    let user = container::bundle::user::find_user(root.mount.as_fd(), user)?;
+    let mut user = container::bundle::user::find_user(root.mount.as_fd(), user)?;
+    add_groups(root.mount.as_fd(), &mut user, &options.process.groups)?;
     if let Some(map) = &map {
         map.check(&user)?;
     }
     let mut stage = Stage::new(directory, context.who().user, None);
-    options.volumes = filestores::volumes(
-        volumes,
-        &wanted.mount,
-        &Filestores::default(),
-        map.as_ref(),
-        &mut stage,
-    )?;
+    options.volumes =
+        filestores::volumes(volumes, &requested, &Filestores::default(), map.as_ref(), &mut stage)?;
     let owners = if map.is_some() { Owners::Mapped } else { Owners::AsInImage };
     options.map = map;
     options.names = name_mounts(directory, &names)?;
@@ -205,6 +211,20 @@ pub(crate) fn bundle(context: &Context, args: &Bundle) -> anyhow::Result<Answer>
         {rootfs}`"
     ));
     Ok(Answer::Yes)
+}
+
+/// Refuses volumes that only a container of Quire can have.
+fn check_volumes(volumes: &[Volume]) -> anyhow::Result<()> {
+    for volume in volumes {
+        let is_of_host = matches!(volume.source, MountSource::Host(_));
+        if !is_of_host || volume.chown {
+            bail!(
+                "--volume {}: a bundle can have only directories and files of the host, without U",
+                volume.destination
+            );
+        }
+    }
+    Ok(())
 }
 
 /// Returns the mounts of the files for the runtime. They are read-only, because otherwise a container could fill the

@@ -1,6 +1,7 @@
 //! Options for a container, which override its image's configuration.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
@@ -76,6 +77,7 @@ pub(crate) fn bundle_options(
             Some(NetworkKind::Host) => Network::Host,
             Some(NetworkKind::Pasta) => Network::Pasta,
             Some(NetworkKind::Joined(path)) => Network::Joined(network_namespace(path)?),
+            Some(NetworkKind::Container(name)) => Network::Container(name.clone()),
         },
         access,
         is_limited: wanted.has_limits(),
@@ -87,6 +89,7 @@ pub(crate) fn bundle_options(
             cpus: wanted.cpu.cpuset_cpus.clone(),
         },
         security: crate::verbs::containers::security::security(&wanted.security, given.profile)?,
+        process: wanted.process.wish()?,
         ..BundleOptions::new(hostname)
     })
 }
@@ -195,13 +198,25 @@ pub(crate) fn disk(context: &Context) -> Option<PathBuf> {
 pub(crate) struct GivenFiles {
     env: Vec<String>,
     profile: Option<Profile>,
+    labels: BTreeMap<String, String>,
 }
 
 impl GivenFiles {
     /// Reads the files. One may be a pipe without a writer, so this is called while signals still end the process.
     pub(crate) fn read(wanted: &args::ContainerOptions) -> anyhow::Result<Self> {
         let env = environment(&wanted.program)?;
-        Ok(Self { env, profile: crate::verbs::containers::security::profile(&wanted.security)? })
+        let profile = crate::verbs::containers::security::profile(&wanted.security)?;
+        Ok(Self { env, profile, labels: BTreeMap::new() })
+    }
+
+    /// Also reads the files with labels of a new container.
+    pub(crate) fn with_labels(self, labels: &args::Labels) -> anyhow::Result<Self> {
+        Ok(Self { labels: labels.read()?, ..self })
+    }
+
+    /// Takes the labels of a new container.
+    pub(crate) fn take_labels(&mut self) -> BTreeMap<String, String> {
+        std::mem::take(&mut self.labels)
     }
 }
 

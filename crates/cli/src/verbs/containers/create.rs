@@ -3,20 +3,24 @@
 use std::sync::Arc;
 
 use clap::Args;
-use container::bundle::Terminal;
 use kernel::process::Signals;
 
 use crate::Answer;
+use crate::args::Tty;
 use crate::output::report;
 use crate::session::context::Context;
 use crate::session::signals::FORWARDED;
 use crate::verbs::containers::container_options::GivenFiles;
-use crate::verbs::containers::run::{NewContainer, Prepared, RequestedLife, prepare};
+use crate::verbs::containers::run::{
+    NewContainer, Prepared, RequestedLife, background_terminal, prepare,
+};
 use crate::verbs::exit_codes::START_CODES;
 use crate::verbs::{VerbArgs, option_groups};
 
 #[derive(Debug, Args)]
 pub(crate) struct Create {
+    #[command(flatten)]
+    pub(crate) tty: Tty,
     #[command(flatten)]
     pub(crate) new: NewContainer,
 }
@@ -42,9 +46,13 @@ impl VerbArgs for Create {
 fn create(context: &Context, args: &Create) -> anyhow::Result<Answer> {
     // As in `run`: files may be pipes without writers, and signals must not end this process before the folder is
     // complete.
-    let given = GivenFiles::read(&args.new.wanted)?;
+    let given = GivenFiles::read(&args.new.wanted)?.with_labels(&args.new.labels)?;
     let signals = Arc::new(Signals::block(&FORWARDED)?);
-    let life = RequestedLife { terminal: Terminal::None, keep: true };
+    let life = RequestedLife {
+        terminal: background_terminal(&args.tty),
+        keep: true,
+        stdin: args.tty.interactive,
+    };
     let Prepared { ready, .. } = prepare(context, &args.new, &life, given, signals)?;
     let id = ready.id().to_owned();
     ready.keep()?;

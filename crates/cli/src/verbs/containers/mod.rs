@@ -21,4 +21,5 @@ pub(crate) mod start;
 pub(crate) mod stop;
 #[cfg(feature = "serve")]
 pub(crate) mod trace;
+pub(crate) mod volume;
 pub(crate) mod wait;

@@ -90,6 +90,18 @@ fn any_port(wanted: &Ports, others: &[Ports]) -> anyhow::Result<Ports> {
     bail!("the host has no free port")
 }
 
+/// Returns the hint for a program that failed in a container without a network, whose user did not choose that.
+pub(crate) fn lack() -> String {
+    let install = match system_programs::program_path(PROGRAM) {
+        Some(_) => "",
+        None => " (install passt first)",
+    };
+    format!(
+        "the container had no network: if the program needs one, use `--network pasta`{install}, or set `network` in \
+        run.toml"
+    )
+}
+
 /// Describes, for people, the networks that containers can have.
 pub(crate) fn describe() -> String {
     match system_programs::program_path(PROGRAM) {

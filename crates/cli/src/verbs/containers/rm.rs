@@ -9,6 +9,7 @@ use crate::session::context::{Context, now};
 use crate::session::resolve::NoContainer;
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::snapshots::{clear_unneeded, origins};
+use crate::verbs::containers::volume;
 use crate::verbs::images::rmi::image_name;
 
 #[derive(Debug, Args)]
@@ -19,6 +20,10 @@ pub(crate) struct Rm {
     /// Accepted for older scripts: only containers are removed in any case
     #[arg(long, hide = true)]
     pub(crate) container: bool,
+    /// Also remove the volumes that only a container has: those of `--volume PATH` and of its image. Others stay, as
+    /// `quire volume ls` shows
+    #[arg(short, long)]
+    pub(crate) volumes: bool,
     /// Kill running containers, and ignore names that do not exist
     #[arg(short, long)]
     pub(crate) force: bool,
@@ -44,10 +49,17 @@ pub(crate) fn rm(context: &Context, args: &Rm) -> anyhow::Result<Answer> {
             lookup::find_container(&store, text).map_err(|error| absent(&store, text, error))?;
         }
     }
-    let mut had_snapshot = false;
+    let (mut had_snapshot, mut had_volumes) = (false, false);
     for container in &args.names {
         let known = lookup::find_container(&store, container).ok();
-        had_snapshot |= known.is_some_and(|it| origins::snapshot(&it).is_some());
+        had_snapshot |= known.as_ref().is_some_and(|it| origins::snapshot(it).is_some());
+        if let Some(record) = known.as_ref().and_then(|it| it.record.as_ref()) {
+            had_volumes |= !record.volumes.is_empty();
+            // The volumes of a container that is not kept end with it in any case.
+            if record.keep {
+                store.end_volumes_with_container(&record.volumes, args.volumes)?;
+            }
+        }
         let if_running = if args.force { IfRunning::Kill } else { IfRunning::Refuse };
         let is_removed = lookup::remove(&store, container, if_running, &|| now().0)?;
         if is_removed {
@@ -64,6 +76,9 @@ pub(crate) fn rm(context: &Context, args: &Rm) -> anyhow::Result<Answer> {
     }
     if had_snapshot {
         clear_unneeded(&store);
+    }
+    if had_volumes {
+        volume::clear_unneeded(&store);
     }
     Ok(Answer::Yes)
 }

@@ -5,6 +5,7 @@
 
 mod args;
 mod attached;
+mod cid_file;
 mod find;
 mod request;
 
@@ -16,6 +17,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail};
 use container::boot_cache::Notes;
 use container::life::end::ended::LOST;
+use container::life::lookup::{self, IfRunning};
 use container::life::monitor::{FAILED, RunError};
 use container::life::monitor_report::{
     MonitorReport, NotStarted, StartReport, TakenBack, take_back,
@@ -23,39 +25,43 @@ use container::life::monitor_report::{
 use container::life::prepare::{AdmittedImage, CallerEnvironment, Ready, random_id};
 use container::life::running::Finish;
 use container::life::signal::signal_number;
-use container::plan::{ContainerPlan, ContainerRequest, IdsChoice};
+use container::plan::{ContainerPlan, ContainerRequest, IdsChoice, ImageVolumes};
 use container::runtime::Runtime;
 use kernel::process::{Process, Signals, start_behind};
-use store::ContainerSnapshot;
 #[cfg(feature = "serve")]
 use store::OpenOptions;
+use store::{ContainerSnapshot, Store};
 
 use crate::Answer;
 use crate::args::Trust;
 use crate::output::report;
 use crate::session::context::{Context, now};
+use crate::session::own_namespace::changes_can_stay;
 use crate::session::signals::FORWARDED;
 use crate::session::ways::Ways;
 use crate::verbs::containers::container_options::{GivenFiles, image_config};
 use crate::verbs::containers::snapshots::clear_after_end;
+use crate::verbs::containers::{network, volume};
 use crate::verbs::exit_codes::RUN_CODES;
 #[cfg(feature = "serve")]
 use crate::verbs::services::lazy::devices::LazyRun;
 use crate::verbs::{VerbArgs, option_groups};
 
 pub(crate) use args::{NewContainer, Run};
+use cid_file::CidFile;
 use find::FoundImage;
-pub(super) use request::RequestedLife;
 use request::container_wish;
+pub(super) use request::{RequestedLife, background_terminal};
 
 impl VerbArgs for Run {
     const NAME: &'static str = "run";
     const ABOUT: &'static str = "Run a command in a container whose root is an image";
     const DETAILS: &'static str = "Options come before the image: all words after the image are the command and its \
-        arguments. The image must be in the store, unless `--pull` fetches it.\n\n\
+        arguments. An image that the store lacks is pulled from its registry.\n\n\
         The container is removed when it ends, unless `--detach` is given. It has no network, unless `--network` or \
         `--publish` is given. Options that add something, such as `--env`, `--volume`, `--publish` and `--cap-add`, \
-        may be given several times.";
+        may be given several times. Defaults of some options are in /etc/quire/run.toml and \
+        $XDG_CONFIG_HOME/quire/run.toml: see quire-run.toml(5).";
     const EXAMPLES: &'static str = "quire run debian -- cat /etc/os-release\n  quire run -d --name web -v /srv/www:/www:ro nginx\n  \
          quire run --read-only --memory 512m --userns auto app";
     const HAS_SHORT_HELP: bool = false;
@@ -79,7 +85,7 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
 pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
     // The files are read before signals are blocked, because a file may be a pipe without a writer, and a signal must
     // end the wait for it.
-    let given = GivenFiles::read(&args.new.wanted)?;
+    let given = GivenFiles::read(&args.new.wanted)?.with_labels(&args.new.labels)?;
     // Signals are blocked now, so that none ends this process between the creation of the container's folder and its
     // removal.
     let signals = Arc::new(Signals::block(&FORWARDED)?);
@@ -92,10 +98,15 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
     if args.detach {
         let (id, path) = (ready.id().to_owned(), ready.path().to_owned());
         let signals = Arc::clone(ready.signals());
+        // The monitor changes its working directory.
+        let store = ready.leaves_volumes().then(|| context.store_directory()).transpose()?;
         let (report, monitor) = start_behind(|report| {
             ready.watch(report, None, &|| now().0);
             if has_snapshot {
                 clear_after_end(context);
+            }
+            if let Some(store) = &store {
+                volume::clear_unneeded_in(context, store);
             }
         })?;
         let how = MonitorReport::new(&id, report).wait(&monitor, &signals)?;
@@ -103,6 +114,7 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
     }
     #[cfg(feature = "serve")]
     let begun = std::time::Instant::now();
+    let leaves_volumes = ready.leaves_volumes();
     let ended = if ready.has_terminal_of_ours() {
         attached::run(context, ready)
     } else {
@@ -111,9 +123,19 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
     if has_snapshot {
         clear_after_end(context);
     }
+    if leaves_volumes {
+        volume::clear_unneeded_in(context, &context.store_directory()?);
+    }
     #[cfg(feature = "serve")]
     if let Some(lazy) = lazy {
         lazy.tell_failures(context, begun);
+    }
+    // Codes from 126 on are of programs that did not run, or that a signal ended.
+    if let Ok(Answer::Program(1..=125)) = &ended
+        && args.new.wanted.network.is_none()
+        && args.new.publish.is_empty()
+    {
+        context.remark(&network::lack());
     }
     #[cfg(feature = "serve")]
     if args.new.wanted.lazy.lazy.is_some() {
@@ -162,6 +184,7 @@ pub(super) fn prepare(
     if let Some(signal) = &args.stop_signal {
         signal_number(signal)?;
     }
+    let cid_file = args.cidfile.as_deref().map(CidFile::create).transpose()?;
     let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR");
     let notes = Notes::of_user(context.who(), runtime_dir.as_deref());
     let runtime = runtime(context, args.runtime.as_deref(), notes.as_ref())?;
@@ -170,10 +193,17 @@ pub(super) fn prepare(
     let id = args.name.clone().map_or_else(random_id, Ok)?;
     // The id is checked now, because it is also used as the host name.
     store::check_id(&id)?;
+    if args.replace {
+        replace(&found.store, &id)?;
+    }
     let mut wish = container_wish(context, args, life, id, given)?;
     if let Some(snapshot) = &found.snapshot {
         begin_with(&mut wish, snapshot)?;
     }
+    // If the ids of a user end with the container, the files of its volumes could not stay.
+    let can_stay = changes_can_stay(context.outside());
+    let image_volumes = if can_stay { args.image_volume.into() } else { ImageVolumes::Ignore };
+    wish.inherit(&config, image_volumes)?;
     let plan = ContainerPlan::new(config, wish, runtime.kind)?;
     #[cfg(feature = "serve")]
     let lazy = LazyRun::of(found.images(), found.image.image()).unwrap_or_else(|error| {
@@ -190,12 +220,30 @@ pub(super) fn prepare(
     let has_snapshot = snapshot.is_some();
     // From here on, the container's record keeps it.
     drop(snapshot);
+    if let Some(file) = cid_file {
+        file.write(ready.id())?;
+    }
     Ok(Prepared {
         ready,
         has_snapshot,
         #[cfg(feature = "serve")]
         lazy,
     })
+}
+
+/// Removes the container of this name, if there is one, to make room for another one.
+fn replace(store: &Store, id: &str) -> anyhow::Result<()> {
+    // A name that begins the name of another container must not stand for it.
+    let Some(found) = store.containers.get(id)? else { return Ok(()) };
+    // The volumes of the removed container stay, as with `quire rm`.
+    if let Ok(record) = found.record
+        && record.keep
+    {
+        store.end_volumes_with_container(&record.volumes, false)?;
+    }
+    lookup::remove(store, id, IfRunning::Kill, &|| now().0)
+        .with_context(|| format!("--replace: cannot remove container {id}"))?;
+    Ok(())
 }
 
 /// Calls `work` with the environment of this process. `trust` has the options of the image's mount.

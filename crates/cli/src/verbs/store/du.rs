@@ -61,6 +61,8 @@ pub(crate) struct DuReport {
     containers: Bytes,
     /// Snapshots of containers.
     container_snapshots: Bytes,
+    /// Volumes.
+    volumes: Bytes,
     /// Snapshots of engines: the files written in their roots, and records.
     snapshots: Bytes,
     /// Running and interrupted imports.
@@ -142,6 +144,7 @@ impl DuReport {
             + all.blobs
             + all.containers
             + all.container_snapshots
+            + all.volumes
             + all.snapshots
             + all.tmp;
         let names = |id: &ImageId| {
@@ -174,6 +177,7 @@ impl DuReport {
             blobs: Bytes(all.blobs),
             containers: Bytes(all.containers),
             container_snapshots: Bytes(all.container_snapshots),
+            volumes: Bytes(all.volumes),
             snapshots: Bytes(all.snapshots),
             tmp: Bytes(all.tmp),
             written: Bytes(written),
@@ -208,6 +212,7 @@ impl DuReport {
             (self.blobs, "kept compressed layers and records"),
             (self.containers, "containers"),
             (self.container_snapshots, "container snapshots"),
+            (self.volumes, "volumes"),
             (self.snapshots, "snapshots of engines"),
             (self.tmp, "running or killed imports, exports and removals"),
         ];

@@ -29,7 +29,12 @@ const FILES: [(&str, &str); 3] = [
     ),
 ];
 /// Files of some verbs.
-const FILES_OF_VERBS: [(&[&str], &str, &str); 3] = [
+const FILES_OF_VERBS: [(&[&str], &str, &str); 4] = [
+    (
+        &["run", "create"],
+        "/etc/quire/run.toml, $XDG_CONFIG_HOME/quire/run.toml",
+        "Defaults of options; see quire-run.toml(5).",
+    ),
     (
         &["serve", "doctor", "ps", "run", "mount"],
         "/etc/quire/serve.toml",
@@ -91,6 +96,8 @@ pub(crate) fn pages() -> Vec<ManPage> {
     ));
     #[cfg(feature = "registry")]
     pages.push(hosts());
+    #[cfg(feature = "serve")]
+    pages.push(run_defaults());
     #[cfg(feature = "serve")]
     pages.push(settings());
     pages
@@ -418,6 +425,26 @@ fn hosts() -> ManPage {
 }
 
 #[cfg(feature = "serve")]
+fn run_defaults() -> ManPage {
+    let mut page = Page::new("quire-run.toml", 5, "defaults of containers");
+    let text = include_str!("../../../../../docs/containers.md");
+    page.add(|roff| man_markdown::section(roff, "DESCRIPTION", text, "## Defaults"));
+    let files = [
+        ("/etc/quire/run.toml", "The administrator's defaults; it may be absent."),
+        (
+            "$XDG_CONFIG_HOME/quire/run.toml",
+            "A user's own defaults; by default in ~/.config/quire.",
+        ),
+    ];
+    page.table("FILES", &owned(files));
+    let variable = ("XDG_CONFIG_HOME", "The directory of a user's files, instead of ~/.config.");
+    page.table("ENVIRONMENT", &owned([variable]));
+    page.finish(
+        "quire(1), quire-run(1), quire-create(1), quire-policy.toml(5), quire-serve.toml(5)",
+    )
+}
+
+#[cfg(feature = "serve")]
 fn settings() -> ManPage {
     let mut page = Page::new("quire-serve.toml", 5, "settings of Quire's services");
     let lazy = include_str!("../../../../../docs/lazy.md");
@@ -457,6 +484,7 @@ mod tests {
             "quire-image-verifier.8",
             "quire-hosts.toml.5",
             "quire-policy.toml.5",
+            "quire-run.toml.5",
             "quire-serve.toml.5",
         ] {
             let has = pages.iter().any(|it| format!("{}.{}", it.name, it.section) == name);

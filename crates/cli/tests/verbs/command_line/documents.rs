@@ -42,6 +42,7 @@ const NOT_RUN: [(&str, &str, &str); 75] = [
     ("docs/containers.md", "unshare --user --map-auto", "a user with subordinate ids: `rootless`"),
     ("docs/containers.md", "quire run --security-opt apparmor=my", "a host with AppArmor"),
     ("docs/containers.md", "cat /proc/PID/", "as above"),
+    ("docs/containers.md", "quire run --network container:", "it needs a container that runs"),
     ("docs/containers.md", "quire run --network ns:", "a network namespace that someone has made"),
     ("docs/engines.md", "systemctl ", "systemd; `vm newest systemd` does it"),
     ("docs/operations.md", "mkdir -p /etc/quire", "changes /etc of the host"),

@@ -104,7 +104,7 @@ fn errors_are_text_if_the_program_has_the_option() {
 fn options_after_an_image_belong_to_its_program() {
     let place = Place::new();
     for option in ["--help", "-h", "--version", "--quiet=x", "--name"] {
-        let ran = place.run(&format!("run nothing {option}"));
+        let ran = place.run(&format!("run --pull never nothing {option}"));
         let text = "there is no store";
         assert!(
             ran.code == Some(125) && ran.err.contains(text),

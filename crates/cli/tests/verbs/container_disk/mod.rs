@@ -2,5 +2,6 @@
 
 pub(super) mod default_root;
 pub(super) mod full;
+pub(super) mod named_volumes;
 pub(super) mod volumes;
 pub(super) mod writable;

@@ -105,7 +105,7 @@ fn mounts_that_make_no_sense_are_refused_with_the_reason() {
         (&["--mount", "type=memory,dst=x"], "\"x\" is not a path in a container"),
         (&["--mount", "type=memory,dst=/proc/sys"], "cannot mount on /proc/sys"),
         (&["--mount", "type=memory"], "dst=PATH, the path in the container, is missing"),
-        (&["--mount", "type=volume,dst=/x"], "there is no type=\"volume\""),
+        (&["--mount", "type=volumes,dst=/x"], "there is no type=\"volumes\""),
         (&["--mount", "type=memory,dst=/x,colour=red"], "there is no key \"colour\""),
         (&["--mount", "type=self,dst=/x,size=1m"], "16 MiB to 16 TiB"),
     ];

@@ -12,6 +12,7 @@ mod fork_crowds;
 pub(super) mod inherited;
 mod lists;
 pub(super) mod logs;
+mod options;
 mod pauses;
 pub(super) mod restarts;
 pub(super) mod runs;

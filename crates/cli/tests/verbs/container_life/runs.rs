@@ -105,7 +105,7 @@ fn codes_and_streams_pass_through() {
             assert_eq!(ran.out, out, "{runtime} {command:?}");
         }
     }
-    let ran = place.run("run none -- true");
+    let ran = place.run("run --pull never none -- true");
     assert_eq!(ran.code, Some(125), "{}", ran.err);
     let ran = place.run("run a");
     assert_eq!(ran.code, Some(125), "{}", ran.err);

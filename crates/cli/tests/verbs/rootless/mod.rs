@@ -15,6 +15,8 @@ mod share;
 mod snapshots;
 #[cfg(feature = "serve")]
 mod suites;
+#[cfg(feature = "serve")]
+mod volumes;
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};

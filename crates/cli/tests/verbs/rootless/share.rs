@@ -148,7 +148,7 @@ fn users_run_what_root_shares() {
     assert_eq!(ran.out, "theirs", "{}", ran.err);
 
     user.place.out("share --undo");
-    let ran = user.call_after(&prepare, &[&quire, "run", "a", "true"]);
+    let ran = user.call_after(&prepare, &[&quire, "run", "--pull", "never", "a", "true"]);
     assert!(ran.code == Some(125) && ran.err.contains("there is no image"), "{}", ran.err);
 }
 

@@ -189,6 +189,7 @@ fn a_collection_takes_nothing_that_news_needs() {
                 shared: None,
                 boot: None,
                 snapshot: None,
+                volumes: Vec::new(),
             };
             drop(store.create_container("new", &record)?);
             Ok(())

@@ -536,6 +536,7 @@ fn a_kept_container_survives_a_crash_at_any_moment() {
                 shared: None,
                 boot: None,
                 snapshot: None,
+                volumes: Vec::new(),
             };
             drop(store.create_container("kept", &record).unwrap());
         },

@@ -89,6 +89,7 @@ fn container(store: &Store, id: &str, above: &str) -> Result<ContainerDir, Conta
         shared: None,
         boot: None,
         snapshot: Some(above.to_owned()),
+        volumes: Vec::new(),
     };
     store.create_container(id, &record)
 }

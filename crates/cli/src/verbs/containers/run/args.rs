@@ -1,11 +1,13 @@
 //! Arguments of `run`, and of the other verbs that make a container.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use anyhow::Context as _;
-use clap::Args;
+use clap::{Args, ValueEnum, ValueHint};
+use container::plan::ImageVolumes;
 
-use crate::args::{ContainerOptions, LogSize, Tty};
+use crate::args::{ContainerOptions, Labels, LogSize, Tty, boolean};
 
 #[derive(Debug, Args)]
 pub(crate) struct Run {
@@ -13,12 +15,38 @@ pub(crate) struct Run {
     #[arg(short, long)]
     pub(crate) detach: bool,
     /// Remove the container when it ends, which is the default without --detach
-    #[arg(long)]
-    pub(crate) rm: bool,
+    #[arg(
+        long,
+        value_name = "true|false",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = boolean
+    )]
+    pub(crate) rm: Option<bool>,
     #[command(flatten)]
     pub(crate) tty: Tty,
     #[command(flatten)]
     pub(crate) new: NewContainer,
+}
+
+/// Treatment of an image's volumes. The words are podman's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ImageVolumeChoice {
+    /// The container gets a new volume for each, with the files of the image
+    #[value(alias = "bind")]
+    Anonymous,
+    /// Their files are part of the root
+    Ignore,
+}
+
+impl From<ImageVolumeChoice> for ImageVolumes {
+    fn from(choice: ImageVolumeChoice) -> Self {
+        match choice {
+            ImageVolumeChoice::Anonymous => Self::Make,
+            ImageVolumeChoice::Ignore => Self::Ignore,
+        }
+    }
 }
 
 // The image, the command, and the settings of a new container. A doc comment here would become the title of each verb
@@ -51,6 +79,20 @@ pub(crate) struct NewContainer {
     /// Name the container: 1 to 64 letters, digits, `-`, `_` and `.`. The default is twelve random hexadecimal digits
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
+    /// Remove the container that has the name of --name, if there is one, even if it runs
+    #[arg(long, requires = "name")]
+    pub(crate) replace: bool,
+    #[command(flatten)]
+    pub(crate) labels: Labels,
+    /// Write the container's name into this file, which must not exist
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) cidfile: Option<PathBuf>,
+    /// Use the image of this platform, as os/architecture[/variant], and pull it if the store has another one
+    #[arg(long, value_name = "PLATFORM")]
+    pub(crate) platform: Option<String>,
+    /// Choose what happens with the volumes of the image
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = ImageVolumeChoice::Anonymous)]
+    pub(crate) image_volume: ImageVolumeChoice,
     /// Begin with this snapshot of a container, by its name or id, instead of an image: all words after the options are
     /// then the command and its arguments
     #[arg(long, value_name = "SNAPSHOT")]

@@ -19,6 +19,7 @@ use super::not_started;
 use crate::Answer;
 use crate::output::report;
 use crate::session::context::{Context, now};
+use crate::verbs::containers::volume;
 
 pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
     let (input, output) = (std::io::stdin(), std::io::stdout());
@@ -30,12 +31,17 @@ pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
     let (link, keeper) = link().context("cannot talk to the container's monitor")?;
     let seat = Seat { console: receiver.path(), keeper, modes: modes()? };
     let mut link = Some(link);
+    // The monitor changes its working directory.
+    let store = ready.leaves_volumes().then(|| context.store_directory()).transpose()?;
     let (report, monitor) = {
         let link = &mut link;
         start_behind(|report| {
             // The caller must have the only copy of its end.
             drop(link.take());
             ready.watch(report, Some(seat), &|| now().0);
+            if let Some(store) = &store {
+                volume::clear_unneeded_in(context, store);
+            }
         })?
     };
     // The modes are read again after the fork, so that the monitor has no copy of this value. The monitor must not

@@ -3,11 +3,18 @@
 
 use std::sync::Arc;
 
+use anyhow::Context as _;
 use container::life::end::reap::{Sweep, clear_dead};
 use kernel::process::Signals;
+use oci::manifest::Platform;
 use store::{ContainerSnapshot, OpenOptions, PermittedImage, Resolved, Store};
+use transfer::StoredImage;
 
+#[cfg(feature = "serve")]
+use crate::session::context::is_absent_store;
 use crate::session::context::{Context, now};
+#[cfg(feature = "serve")]
+use crate::session::resolve::Unresolved;
 use crate::verbs::containers::run::args::NewContainer;
 use crate::verbs::containers::start::shared_store;
 
@@ -36,11 +43,34 @@ impl FoundImage {
             return Self::of_snapshot(context, args, name, signals);
         }
         #[cfg(feature = "serve")]
-        crate::verbs::images::registry::pull::pull_first(
-            context,
-            args.image()?,
-            &args.wanted.lazy,
-        )?;
+        {
+            use crate::args::PullPolicy;
+            use crate::session::resolve::may_be_pulled;
+            use crate::verbs::images::registry::pull::{pull_always, pull_missing};
+
+            let (name, lazy) = (args.image()?, &args.wanted.lazy);
+            let platform = args.platform.as_deref();
+            match lazy.pull.pull.unwrap_or(PullPolicy::Missing) {
+                PullPolicy::Always => pull_always(context, name, lazy, platform)?,
+                PullPolicy::Never => {}
+                // Most images are in the store, so the store is opened only once for these.
+                PullPolicy::Missing => match Self::stored(context, args, signals) {
+                    Err(error) if is_lacking(&error) && may_be_pulled(name) => {
+                        pull_missing(context, name, lazy, platform, &error)?;
+                    }
+                    found => return found,
+                },
+            }
+        }
+        Self::stored(context, args, signals)
+    }
+
+    /// Finds the image in the stores.
+    fn stored(
+        context: &Context,
+        args: &NewContainer,
+        signals: &Arc<Signals>,
+    ) -> anyhow::Result<Self> {
         let others = match context.shared() {
             [] => None,
             _ => Some(context.open_with(args.image()?)?),
@@ -55,6 +85,9 @@ impl FoundImage {
         }
         let (_, living) = clear_dead(&store, Sweep::Brief, &|| now().0);
         let found = crate::session::resolve::resolve(images, args.image()?)?;
+        if let Some(platform) = &args.platform {
+            check_platform(images, &found, platform, args.image()?)?;
+        }
         let image = open(context, args, images, found)?;
         Ok(Self { store, shared: others, living, image, snapshot: None })
     }
@@ -89,6 +122,51 @@ impl FoundImage {
     pub(super) fn images(&self) -> &Store {
         self.shared.as_ref().unwrap_or(&self.store)
     }
+}
+
+/// The image in the store is for another platform than the wanted one.
+#[derive(Debug)]
+struct OtherPlatform {
+    image: String,
+    actual: String,
+    wanted: String,
+}
+
+impl std::fmt::Display for OtherPlatform {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { image, actual, wanted } = self;
+        write!(f, "image {} in the store is for {actual}, not for {wanted}", image.escape_debug())
+    }
+}
+
+impl std::error::Error for OtherPlatform {}
+
+/// Fails if an image is for another platform. An image without a platform fits.
+fn check_platform(
+    images: &Store,
+    found: &Resolved,
+    wanted: &str,
+    name: &str,
+) -> anyhow::Result<()> {
+    let platform: Platform = wanted.parse().context("--platform")?;
+    let Some(manifest) = found.manifest else { return Ok(()) };
+    let config = StoredImage::load(images, &manifest)?.config;
+    match config.platform().filter(|actual| !platform.may_be(actual)) {
+        Some(actual) => Err(OtherPlatform {
+            image: name.to_owned(),
+            actual: actual.to_string(),
+            wanted: platform.to_string(),
+        }
+        .into()),
+        None => Ok(()),
+    }
+}
+
+/// Whether the store lacks the image, so that a pull helps.
+#[cfg(feature = "serve")]
+fn is_lacking(error: &anyhow::Error) -> bool {
+    let is_absent = error.downcast_ref::<Unresolved>().is_some_and(Unresolved::is_absent);
+    is_absent || error.is::<OtherPlatform>() || is_absent_store(error)
 }
 
 /// Checks an image with the policies, and opens it.

@@ -1,10 +1,10 @@
 //! Third step of `run`: the command line becomes a [`ContainerRequest`], from which the container is planned.
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use container::bundle::Terminal;
 use container::plan::ContainerRequest;
 
-use crate::args::{When, volumes};
+use crate::args::{Tty, When, mounts, volumes};
 use crate::session::context::Context;
 use crate::verbs::containers::container_options::{
     GivenFiles, bundle_options, disk, init_wish, terminal, writable_wish,
@@ -14,21 +14,14 @@ use crate::verbs::containers::network::pasta;
 use crate::verbs::containers::run::args::{NewContainer, Run};
 use crate::verbs::containers::security;
 
-/// Returns the terminal of a container. A container in the background has none.
+/// Returns the terminal of a container.
 fn terminal_of_run(args: &Run) -> anyhow::Result<Terminal> {
-    if !args.detach {
-        return terminal(args.tty.when());
-    }
-    if args.tty.when() == When::Always {
-        bail!(
-            "-t: a container with --detach outlives the terminal; `quire exec -t` provides one \
-            later"
-        );
-    }
-    if args.tty.interactive {
-        bail!("-i: a container with --detach has no standard input: leave -i out");
-    }
-    Ok(Terminal::None)
+    if args.detach { Ok(background_terminal(&args.tty)) } else { terminal(args.tty.when()) }
+}
+
+/// Returns the terminal of a container in the background: its output goes to the log, and nothing is typed.
+pub(in crate::verbs::containers) fn background_terminal(tty: &Tty) -> Terminal {
+    if tty.when() == When::Always { Terminal::New } else { Terminal::None }
 }
 
 /// How long a container is kept, and its terminal.
@@ -36,11 +29,22 @@ pub(in crate::verbs::containers) struct RequestedLife {
     pub(in crate::verbs::containers) terminal: Terminal,
     /// Whether the container is kept when it has ended.
     pub(in crate::verbs::containers) keep: bool,
+    /// Whether standard input of a container in the background stays open.
+    pub(in crate::verbs::containers) stdin: bool,
 }
 
 impl RequestedLife {
     pub(super) fn of_run(args: &Run) -> anyhow::Result<Self> {
-        Ok(Self { terminal: terminal_of_run(args)?, keep: args.detach && !args.rm })
+        if args.rm == Some(false) && !args.detach {
+            bail!(
+                "--rm=false: a container in the foreground is removed when it ends; one of --detach stays until `quire rm`"
+            );
+        }
+        Ok(Self {
+            terminal: terminal_of_run(args)?,
+            keep: args.detach && args.rm != Some(true),
+            stdin: args.detach && args.tty.interactive,
+        })
     }
 }
 
@@ -50,15 +54,17 @@ pub(super) fn container_wish(
     args: &NewContainer,
     life: &RequestedLife,
     id: String,
-    given: GivenFiles,
+    mut given: GivenFiles,
 ) -> anyhow::Result<ContainerRequest> {
     let wanted = &args.wanted;
+    let labels = given.take_labels();
     let writable = writable_wish(context, wanted, disk(context).as_deref());
     let mut bundle =
         bundle_options(wanted, &args.command(), life.terminal, &id, writable.access(), given)?;
     bundle.security.apparmor = security::apparmor(context, &wanted.security)?;
     security::remark_on_labels(context, wanted);
     let pasta = pasta(context, &args.publish, wanted.network.as_ref(), &mut bundle.network)?;
+    bundle.process.check(&bundle.network).context("--sysctl")?;
     Ok(ContainerRequest {
         id,
         names: Some(names_wish(&wanted.names, &bundle.network)?),
@@ -70,7 +76,7 @@ pub(super) fn container_wish(
         warm: wanted.warm.into(),
         ids: wanted.ids.wish()?,
         volumes: volumes(wanted)?,
-        mounts: wanted.mount.clone(),
+        mounts: mounts(wanted),
         pasta,
         init: init_wish(wanted),
         stop_signal: args.stop_signal.clone(),
@@ -78,6 +84,8 @@ pub(super) fn container_wish(
         timeout: args.timeout,
         log_size: args.log_size.0,
         keep: life.keep,
+        labels,
+        stdin: life.stdin,
         snapshot: None,
     })
 }

@@ -260,12 +260,7 @@ pub(crate) fn pull_first(
     let usual = if options.lazy.is_some() { PullPolicy::Missing } else { PullPolicy::Never };
     match options.pull.pull.unwrap_or(usual) {
         PullPolicy::Never => return Ok(()),
-        PullPolicy::Always if !may_be_pulled(name) => {
-            bail!(
-                "--pull always: \"{}\" is not the name of an image of a registry",
-                name.escape_debug()
-            )
-        }
+        PullPolicy::Always => return pull_always(context, name, options, None),
         PullPolicy::Missing if !may_be_pulled(name) => return Ok(()),
         PullPolicy::Missing => {
             drop(context.open(OpenOptions::create())?);
@@ -275,13 +270,67 @@ pub(crate) fn pull_first(
                 return Ok(());
             }
         }
-        PullPolicy::Always => {}
     }
+    let fetched = fetch_for(context, name, options, None);
+    fetched.with_context(|| format!("cannot pull \"{}\"", name.escape_debug()))
+}
+
+/// Pulls the image of another verb in any case.
+#[cfg(feature = "serve")]
+pub(crate) fn pull_always(
+    context: &Context,
+    name: &str,
+    options: &args::LazyOptions,
+    platform: Option<&str>,
+) -> anyhow::Result<()> {
+    if !crate::session::resolve::may_be_pulled(name) {
+        bail!(
+            "--pull always: \"{}\" is not the name of an image of a registry",
+            name.escape_debug()
+        )
+    }
+    let fetched = fetch_for(context, name, options, platform);
+    fetched.with_context(|| format!("cannot pull \"{}\"", name.escape_debug()))
+}
+
+/// Pulls the image of another verb, which the store lacks. `lack` is the error that shows it; if the pull fails, the
+/// message also has the names that the user may have meant.
+#[cfg(feature = "serve")]
+pub(crate) fn pull_missing(
+    context: &Context,
+    name: &str,
+    options: &args::LazyOptions,
+    platform: Option<&str>,
+    lack: &anyhow::Error,
+) -> anyhow::Result<()> {
+    use crate::session::resolve::Unresolved;
+
+    context.remark(&format!("pulling {name}"));
+    fetch_for(context, name, options, platform).with_context(|| {
+        let lack = match lack.is::<store::StoreError>() {
+            true => format!("there is no image \"{}\"", name.escape_debug()),
+            false => match lack.downcast_ref().and_then(Unresolved::meant) {
+                Some(meant) => format!("{lack} ({meant})"),
+                None => lack.to_string(),
+            },
+        };
+        format!("{lack}, and it cannot be pulled")
+    })
+}
+
+/// Fetches the image of another verb. Standard output stays empty.
+#[cfg(feature = "serve")]
+fn fetch_for(
+    context: &Context,
+    name: &str,
+    options: &args::LazyOptions,
+    platform: Option<&str>,
+) -> anyhow::Result<()> {
     let RegistryOptions { authfile, certs_dir, plain_http } = &options.pull.registry;
     let wanted = Pull {
         reference: name.to_owned(),
         name: None,
-        platform: None,
+        platform: platform.map(ToOwned::to_owned),
         keep_layers: false,
         lazy: options.lazy,
         trust_index: options.trust_index,
@@ -297,8 +346,7 @@ pub(crate) fn pull_first(
         },
     };
     // The program of the image starts before the disk has everything. The service of lazy devices syncs it afterwards.
-    let fetched = fetch(context, &wanted, Told::Progress, Syncs::Later);
-    fetched.map(drop).with_context(|| format!("cannot pull \"{}\"", name.escape_debug()))
+    fetch(context, &wanted, Told::Progress, Syncs::Later).map(drop)
 }
 
 /// Pulls an image again that is stored under this name but lacks data. Standard output stays empty.

@@ -73,7 +73,7 @@ fn each_verb_that_pulls_keeps_indexes() {
     for (words, is_kept) in [
         (&["pull", "--quiet", image][..], true),
         (&["mount", "--pull", "missing", image, "root"], true),
-        (&["run", "--pull", "missing", image, "true"], true),
+        (&["run", image, "true"], true),
         (&["pull", "--form", "objects", image], false),
     ] {
         let place = Place::new();

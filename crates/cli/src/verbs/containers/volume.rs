@@ -1,0 +1,577 @@
+//! `volume`: makes, lists and removes volumes, which containers mount by `--volume NAME:PATH`.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+use clap::{Args, ValueEnum};
+use container::life::lookup::{self, IfRunning};
+use container::life::prepare::random_volume_name;
+use serde::Serialize;
+use store::{OpenOptions, Store, VolumeError, VolumeFiles, VolumeRecord};
+
+use crate::Answer;
+use crate::args::labels::label;
+use crate::output::report::{self, Time};
+use crate::output::table;
+use crate::session::context::{Context, now};
+use crate::verbs::VerbArgs;
+
+/// An action of `volume`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum VolumeAction {
+    /// Make an empty volume, with the name NAME or a random one
+    Create,
+    /// List the volumes
+    #[value(alias = "list")]
+    Ls,
+    /// Describe volumes
+    Inspect,
+    /// Remove volumes that no container uses
+    #[value(alias = "remove")]
+    Rm,
+    /// Remove all volumes that no container uses
+    Prune,
+}
+
+#[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of the command line")]
+pub(crate) struct Volume {
+    /// The action
+    #[arg(value_enum)]
+    pub(crate) action: VolumeAction,
+    /// Names of volumes
+    #[arg(value_name = "NAME")]
+    pub(crate) names: Vec<String>,
+    /// For create: attach a label
+    #[arg(short, long, value_name = "NAME[=VALUE]")]
+    pub(crate) label: Vec<String>,
+    /// For create: succeed if there is such a volume already
+    #[arg(long)]
+    pub(crate) ignore: bool,
+    /// For ls and prune: only volumes to which this applies: name=PART, label=NAME[=VALUE], label!=NAME[=VALUE] or
+    /// dangling=true|false (whether no container uses it). All filters with other words must apply
+    #[arg(long, value_name = "WORD=VALUE")]
+    pub(crate) filter: Vec<VolumeFilter>,
+    /// For ls and inspect: print this text for each volume, in which {{.Name}}, {{.Driver}}, {{.Mountpoint}},
+    /// {{.CreatedAt}}, {{.Scope}} and {{.Labels}} stand for its fields
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) format: Option<String>,
+    /// For ls: print only names
+    #[arg(short = 'q')]
+    pub(crate) only_names: bool,
+    /// For rm: remove all volumes that no container uses
+    #[arg(short, long)]
+    pub(crate) all: bool,
+    /// For rm: ignore names that do not exist, and remove the containers that use the volumes, even running ones. For
+    /// prune: do not only list the volumes
+    #[arg(short, long)]
+    pub(crate) force: bool,
+}
+
+/// A condition on volumes. The words are podman's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum VolumeFilter {
+    Name(String),
+    /// A label that volumes must have (or not), with this value if there is one.
+    Label {
+        name: String,
+        value: Option<String>,
+        has: bool,
+    },
+    Dangling(bool),
+}
+
+impl std::str::FromStr for VolumeFilter {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (word, value) = text.split_once('=').unwrap_or((text, ""));
+        let label = |has| {
+            let (name, value) = match value.split_once('=') {
+                Some((name, value)) => (name, Some(value.to_owned())),
+                None => (value, None),
+            };
+            Self::Label { name: name.to_owned(), value, has }
+        };
+        match (word, value) {
+            ("dangling", value) => Ok(Self::Dangling(crate::args::boolean(value)?)),
+            (_, "") => Err("use name=PART, label=NAME[=VALUE] or dangling=true".to_owned()),
+            ("name", part) => Ok(Self::Name(part.to_owned())),
+            ("label", _) => Ok(label(true)),
+            ("label!", _) => Ok(label(false)),
+            _ => Err(format!("there is no filter \"{word}\": use name, label, label! or dangling")),
+        }
+    }
+}
+
+impl VolumeFilter {
+    fn fits(&self, volume: &FoundVolume) -> bool {
+        match self {
+            Self::Name(part) => volume.name.contains(part),
+            Self::Dangling(is_dangling) => volume.container.is_none() == *is_dangling,
+            Self::Label { name, value, has } => {
+                let found = volume.labels().get(name);
+                let fits = found.is_some_and(|it| value.as_ref().is_none_or(|value| value == it));
+                fits == *has
+            }
+        }
+    }
+
+    /// Whether two filters are alternatives. As with podman, volumes need to fit only one of several names.
+    const fn is_alternative(&self) -> bool {
+        matches!(self, Self::Name(_))
+    }
+}
+
+/// Whether a volume fits all filters.
+fn fits(filters: &[VolumeFilter], volume: &FoundVolume) -> bool {
+    let (names, others): (Vec<_>, Vec<_>) = filters.iter().partition(|it| it.is_alternative());
+    (names.is_empty() || names.iter().any(|it| it.fits(volume)))
+        && others.iter().all(|it| it.fits(volume))
+}
+
+/// A volume of the store, with a container that uses it.
+struct FoundVolume {
+    name: String,
+    record: Result<VolumeRecord, String>,
+    container: Option<String>,
+    path: String,
+}
+
+impl FoundVolume {
+    fn labels(&self) -> &BTreeMap<String, String> {
+        static NONE: BTreeMap<String, String> = BTreeMap::new();
+        self.record.as_ref().map_or(&NONE, |it| &it.labels)
+    }
+}
+
+impl VerbArgs for Volume {
+    const NAME: &'static str = "volume";
+    const ABOUT: &'static str = "Make, list and remove volumes";
+    const DETAILS: &'static str = "A volume is a directory of the store that containers mount by `--volume NAME:PATH`, \
+        and that stays when they are removed. `run` and `create` make a missing volume. The first container that mounts \
+        a volume copies the files of its image into it, if the volume is empty.\n\n\
+        A volume of `--volume PATH`, or of an image, has a random name and belongs to one container: `quire rm \
+        --volumes` removes it with the container, and so does the end of a container that is not kept. A volume that a \
+        container uses, running or stopped, is never removed.";
+    const EXAMPLES: &'static str = "quire volume create --label app=shop data\n  quire run -v data:/data debian -- touch /data/file\n  quire volume ls --filter dangling=true\n  quire volume rm data";
+
+    fn call(&self, context: &Context) -> anyhow::Result<Answer> {
+        self.check()?;
+        match (self.action, &*self.names) {
+            (VolumeAction::Create, [] | [_]) => create(context, self),
+            (VolumeAction::Create, _) => bail!("use `quire volume create [NAME]`"),
+            (VolumeAction::Ls, []) => list(context, self),
+            (VolumeAction::Ls, _) => bail!("use `quire volume ls --filter name=NAME`"),
+            (VolumeAction::Inspect, []) => bail!("use `quire volume inspect NAME…`"),
+            (VolumeAction::Inspect, _) => inspect(context, self),
+            (VolumeAction::Rm, []) if self.all => remove(context, self),
+            (VolumeAction::Rm, []) => {
+                bail!("use `quire volume rm NAME…`; `quire volume ls` prints the names")
+            }
+            (VolumeAction::Rm, _) if self.all => bail!("--all: leave the names out"),
+            (VolumeAction::Rm, _) => remove(context, self),
+            (VolumeAction::Prune, []) => prune(context, self),
+            (VolumeAction::Prune, _) => bail!("use `quire volume rm NAME…`"),
+        }
+    }
+}
+
+impl Volume {
+    /// Whether files of volumes are removed, which may belong to other users of a user namespace.
+    pub(crate) fn removes(&self) -> bool {
+        matches!(self.action, VolumeAction::Rm | VolumeAction::Prune)
+    }
+
+    /// Refuses options that another action has.
+    fn check(&self) -> anyhow::Result<()> {
+        use VolumeAction::{Create, Inspect, Ls, Prune, Rm};
+        let given: [(&str, bool, &[VolumeAction]); 7] = [
+            ("--label", !self.label.is_empty(), &[Create]),
+            ("--ignore", self.ignore, &[Create]),
+            ("--filter", !self.filter.is_empty(), &[Ls, Prune]),
+            ("--format", self.format.is_some(), &[Ls, Inspect]),
+            ("-q", self.only_names, &[Ls]),
+            ("--all", self.all, &[Rm]),
+            ("--force", self.force, &[Rm, Prune]),
+        ];
+        for (option, is_given, actions) in given {
+            if is_given && !actions.contains(&self.action) {
+                let names = actions.iter().filter_map(ValueEnum::to_possible_value);
+                let names: Vec<_> = names.map(|it| it.get_name().to_owned()).collect();
+                bail!("{option} is for `quire volume {}`", names.join("` and `quire volume "));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Report of `volume --json` on a volume.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct VolumeReport {
+    /// Name of the volume.
+    volume: String,
+    /// Directory with its files.
+    path: String,
+    /// Time of creation, in RFC 3339. Null if its record is damaged.
+    created: Option<Time>,
+    /// Labels of the volume.
+    labels: BTreeMap<String, String>,
+    /// Whether it was made for one container, without a name that a user chose.
+    anonymous: bool,
+    /// A container that uses it, running or stopped. Null if none does.
+    container: Option<String>,
+    /// Why its record cannot be read. Null if it can.
+    damage: Option<String>,
+}
+
+impl VolumeReport {
+    fn of(volume: &FoundVolume) -> Self {
+        let record = volume.record.as_ref();
+        Self {
+            volume: volume.name.clone(),
+            path: volume.path.clone(),
+            created: record.ok().map(|it| Time(it.created.0)),
+            labels: volume.labels().clone(),
+            anonymous: record.is_ok_and(|it| it.anonymous),
+            container: volume.container.clone(),
+            damage: record.err().cloned(),
+        }
+    }
+}
+
+/// Description of a volume by `volume inspect`, with podman's names. Source: podman-volume-inspect(1).
+#[derive(Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct InspectedVolume<'a> {
+    name: &'a str,
+    driver: &'static str,
+    mountpoint: &'a str,
+    created_at: String,
+    labels: &'a BTreeMap<String, String>,
+    scope: &'static str,
+    options: BTreeMap<String, String>,
+    anonymous: bool,
+}
+
+/// The only driver and scope of volumes.
+const LOCAL: &str = "local";
+
+impl<'a> InspectedVolume<'a> {
+    fn of(volume: &'a FoundVolume) -> Self {
+        let record = volume.record.as_ref();
+        Self {
+            name: &volume.name,
+            driver: LOCAL,
+            mountpoint: &volume.path,
+            created_at: record.map_or_else(|_| String::new(), |it| report::rfc3339(it.created.0)),
+            labels: volume.labels(),
+            scope: LOCAL,
+            options: BTreeMap::new(),
+            anonymous: record.is_ok_and(|it| it.anonymous),
+        }
+    }
+
+    /// Replaces the fields in a template.
+    fn format(&self, template: &str) -> anyhow::Result<String> {
+        let (mut text, mut rest) = (String::new(), template);
+        while let Some((before, after)) = rest.split_once("{{") {
+            let (field, after) = after
+                .split_once("}}")
+                .with_context(|| format!("--format: \"{template}\" lacks }}}}"))?;
+            text.push_str(before);
+            text.push_str(&self.field(field.trim())?);
+            rest = after;
+        }
+        text.push_str(rest);
+        // A shell passes these two characters, which people mean as in Go.
+        Ok(text.replace("\\t", "\t").replace("\\n", "\n"))
+    }
+
+    fn field(&self, field: &str) -> anyhow::Result<String> {
+        Ok(match field {
+            ".Name" => self.name.to_owned(),
+            ".Driver" => self.driver.to_owned(),
+            ".Scope" => self.scope.to_owned(),
+            ".Mountpoint" => self.mountpoint.to_owned(),
+            ".CreatedAt" => self.created_at.clone(),
+            ".Anonymous" => self.anonymous.to_string(),
+            ".Labels" => {
+                let pairs = self.labels.iter().map(|(name, value)| format!("{name}={value}"));
+                pairs.collect::<Vec<_>>().join(",")
+            }
+            other => bail!(
+                "--format: a volume has no field {{{{{other}}}}}: use .Name, .Driver, .Scope, .Mountpoint, .CreatedAt, \
+                .Labels or .Anonymous"
+            ),
+        })
+    }
+}
+
+fn found(store: &Store) -> anyhow::Result<Vec<FoundVolume>> {
+    // If a container is damaged, each volume counts as used.
+    let used = store.used_volumes();
+    let user = |name: &str| match &used {
+        Ok(used) => used.get(name).cloned(),
+        Err(VolumeError::UnknownUser(container)) => Some(container.clone()),
+        Err(_) => None,
+    };
+    let all = store.volumes.all()?.into_iter().map(|(name, record)| FoundVolume {
+        container: user(&name),
+        path: store.volumes.path(&name).display().to_string(),
+        record: record.map_err(|error| report::chain(&error)),
+        name,
+    });
+    let all = all.collect();
+    if let Err(error @ VolumeError::Disk(_)) = used {
+        return Err(error.into());
+    }
+    Ok(all)
+}
+
+fn create(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
+    let labels = args.label.iter().map(|it| label(it)).collect::<Result<_, _>>();
+    let labels = labels.context("--label")?;
+    let name = args.names.first().cloned().map_or_else(random_volume_name, Ok)?;
+    let store = context.open(OpenOptions::create())?;
+    let record = VolumeRecord { labels, fresh: true, ..VolumeRecord::new(now()) };
+    let lock = store.hold_volumes()?;
+    let draft = store.volumes.draft()?;
+    match store.publish_volume(&lock, draft, &name, &record, VolumeFiles::Unsynced) {
+        Err(VolumeError::Exists(_)) if args.ignore => {}
+        published => published?,
+    }
+    drop(lock);
+    if context.json {
+        let all = found(&store)?;
+        let made = all.iter().find(|it| it.name == name).map(VolumeReport::of);
+        report::json(&made)?;
+    } else {
+        report::line(&name)?;
+    }
+    Ok(Answer::Yes)
+}
+
+fn list(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
+    let mut all = match context.open_for(OpenOptions::read(), true)? {
+        Some(store) => found(&store)?,
+        None => Vec::new(),
+    };
+    all.retain(|it| fits(&args.filter, it));
+    if args.only_names || context.quiet {
+        return report::lines(all.iter().map(|it| it.name.as_str()));
+    }
+    if let Some(format) = &args.format {
+        return formatted(&all, format);
+    }
+    let told: Vec<_> = all.iter().map(VolumeReport::of).collect();
+    report::print(context.json, &told, |all, out| {
+        // Source: podman-volume-ls(1).
+        let rows = all.iter().map(|it| vec![LOCAL.to_owned(), it.volume.clone()]);
+        table::print_whole(out, &["DRIVER", "VOLUME NAME"], &rows.collect::<Vec<_>>(), &[])
+    })?;
+    Ok(Answer::Yes)
+}
+
+fn formatted(all: &[FoundVolume], format: &str) -> anyhow::Result<Answer> {
+    let texts = all.iter().map(|it| InspectedVolume::of(it).format(format));
+    let texts = texts.collect::<anyhow::Result<Vec<_>>>()?;
+    report::lines(texts.iter().map(String::as_str))
+}
+
+fn inspect(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
+    let store = context.open(OpenOptions::read())?;
+    let mut all = found(&store)?;
+    let mut wanted = Vec::new();
+    for name in &args.names {
+        let at = all.iter().position(|it| it.name == *name);
+        let at = at.ok_or_else(|| VolumeError::Absent(name.clone()))?;
+        wanted.push(all.swap_remove(at));
+    }
+    if let Some(format) = &args.format {
+        return formatted(&wanted, format);
+    }
+    if context.json {
+        report::json(&wanted.iter().map(VolumeReport::of).collect::<Vec<_>>())?;
+    } else {
+        report::json(&wanted.iter().map(InspectedVolume::of).collect::<Vec<_>>())?;
+    }
+    Ok(Answer::Yes)
+}
+
+/// Report of `volume rm --json` and `volume prune --json` on a volume.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct VolumeRemovedReport {
+    /// Name of the volume.
+    volume: String,
+}
+
+fn tell_removed(context: &Context, names: Vec<String>) -> anyhow::Result<Answer> {
+    if context.json {
+        let told = names.into_iter().map(|volume| VolumeRemovedReport { volume });
+        report::json(&told.collect::<Vec<_>>())?;
+        return Ok(Answer::Yes);
+    }
+    report::lines(names.iter().map(String::as_str))
+}
+
+fn remove(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
+    let Some(store) = context.open_for(OpenOptions::write(), args.force || args.all)? else {
+        return tell_removed(context, Vec::new());
+    };
+    let names = match args.all {
+        true => {
+            let all = found(&store)?.into_iter();
+            all.filter(|it| args.force || it.container.is_none()).map(|it| it.name).collect()
+        }
+        false => args.names.clone(),
+    };
+    if !args.force {
+        // All names are looked up before any volume is removed.
+        let used = store.used_volumes()?;
+        for name in &names {
+            if let Some(container) = used.get(name).cloned() {
+                return Err(VolumeError::InUse { name: name.clone(), container }.into());
+            }
+            if store.volumes.all()?.iter().all(|it| it.0 != *name) {
+                return Err(VolumeError::Absent(name.clone()).into());
+            }
+        }
+    }
+    let mut removed = Vec::new();
+    for name in names {
+        match remove_one(&store, &name, args.force) {
+            Ok(()) => removed.push(name),
+            Err(VolumeError::Absent(_)) if args.force => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    tell_removed(context, removed)
+}
+
+/// Removes a volume, and with `force` the containers that use it.
+fn remove_one(store: &Store, name: &str, force: bool) -> Result<(), VolumeError> {
+    loop {
+        let container = match store.remove_volume(name) {
+            Err(VolumeError::InUse { container, .. }) if force => container,
+            removed => return removed,
+        };
+        let in_use = || VolumeError::InUse { name: name.to_owned(), container: container.clone() };
+        let gone = lookup::remove(store, &container, IfRunning::Kill, &|| now().0);
+        gone.map_err(|error| {
+            tracing::warn!(container, %error, "cannot remove the container");
+            in_use()
+        })?;
+        if store.containers.get(&container).is_ok_and(|it| it.is_some()) {
+            return Err(in_use());
+        }
+    }
+}
+
+fn prune(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
+    let Some(store) = context.open_for(OpenOptions::write(), true)? else {
+        return tell_removed(context, Vec::new());
+    };
+    let unused = found(&store)?.into_iter().filter(|it| it.container.is_none());
+    let unused: Vec<_> = unused.filter(|it| fits(&args.filter, it)).map(|it| it.name).collect();
+    if !args.force && !unused.is_empty() {
+        bail!(
+            "this removes all files of {}: {}; add --force",
+            report::count(unused.len(), "volume"),
+            unused.join(", ")
+        );
+    }
+    let mut removed = Vec::new();
+    for name in unused {
+        match store.remove_volume(&name) {
+            Ok(()) => removed.push(name),
+            // A container has begun to use it, or another command has removed it.
+            Err(VolumeError::InUse { .. } | VolumeError::Absent(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    tell_removed(context, removed)
+}
+
+/// Removes the volumes that belonged to containers that are gone. A failure is only logged, because the next command
+/// tries again.
+pub(crate) fn clear_unneeded(store: &Store) {
+    if let Err(error) = store.clear_volumes() {
+        tracing::warn!(error = report::chain(&error), "cannot remove the volumes of a container");
+    }
+}
+
+/// As [`clear_unneeded`], for the store in this directory.
+pub(crate) fn clear_unneeded_in(context: &Context, store: &Path) {
+    match Store::open(store, context.who(), OpenOptions::write()) {
+        Ok(store) => clear_unneeded(&store),
+        Err(error) => {
+            tracing::warn!(
+                error = report::chain(&error),
+                "cannot remove the volumes of a container"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use store::Seconds;
+
+    fn volume(name: &str, labels: &[(&str, &str)], container: Option<&str>) -> FoundVolume {
+        let labels = labels.iter().map(|(name, value)| (name.to_string(), value.to_string()));
+        FoundVolume {
+            name: name.to_owned(),
+            record: Ok(VolumeRecord { labels: labels.collect(), ..VolumeRecord::new(Seconds(0)) }),
+            container: container.map(ToOwned::to_owned),
+            path: format!("/s/volumes/{name}/data"),
+        }
+    }
+
+    /// Source: podman-volume-ls(1).
+    #[test]
+    fn filters_are_those_of_podman() {
+        let all = [
+            volume("web", &[("a", "1")], Some("c")),
+            volume("web2", &[("a", "2"), ("b", "")], None),
+            volume("db", &[], None),
+        ];
+        let check = |filters: &[&str], expect: &[&str]| {
+            let filters: Vec<VolumeFilter> = filters.iter().map(|it| it.parse().unwrap()).collect();
+            let fitting = all.iter().filter(|it| fits(&filters, it));
+            assert_eq!(fitting.map(|it| it.name.as_str()).collect::<Vec<_>>(), expect);
+        };
+        check(&[], &["web", "web2", "db"]);
+        check(&["name=web"], &["web", "web2"]);
+        check(&["name=web2", "name=db"], &["web2", "db"]);
+        check(&["label=a"], &["web", "web2"]);
+        check(&["label=a=2"], &["web2"]);
+        check(&["label=a", "label=b"], &["web2"]);
+        check(&["label!=a"], &["db"]);
+        check(&["label!=a=1"], &["web2", "db"]);
+        check(&["dangling=true"], &["web2", "db"]);
+        check(&["dangling=false", "name=web"], &["web"]);
+        for text in ["", "name", "name=", "until=1h", "dangling=perhaps", "dangling"] {
+            assert!(text.parse::<VolumeFilter>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn fields_of_templates() {
+        let volume = volume("web", &[("a", "1"), ("b", "")], None);
+        let format = |text: &str| InspectedVolume::of(&volume).format(text);
+        assert_eq!(format("{{.Name}}").unwrap(), "web");
+        assert_eq!(format("a {{ .Driver }}\\t{{.Labels}}!").unwrap(), "a local\ta=1,b=!");
+        assert_eq!(format("{{.Mountpoint}}").unwrap(), "/s/volumes/web/data");
+        assert_eq!(format("{{.CreatedAt}}").unwrap(), "1970-01-01T00:00:00Z");
+        for text in ["{{.Name", "{{Name}}", "{{.Size}}"] {
+            assert!(format(text).is_err(), "{text}");
+        }
+    }
+}

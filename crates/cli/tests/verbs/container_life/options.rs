@@ -1,0 +1,233 @@
+//! Options of `run` that podman has as well. Needs root.
+
+use std::fs;
+
+use crate::container_life::containers::{Rm, ps, start};
+use crate::container_life::runs::{all_runtimes, place, runtimes, wait_for};
+use crate::{Place, Ran, add_programs};
+
+fn with_programs() -> Option<Place> {
+    let place = place()?;
+    let tree = place.path("tree");
+    add_programs(&tree, &["/bin/ls", "/bin/grep", "/usr/bin/tty", "/bin/cat"]);
+    fs::write(tree.join("etc/group"), "root:x:0:\nadm:x:44:\n").unwrap();
+    place.out(&format!("import --quiet dir:{} a", tree.display()));
+    Some(place)
+}
+
+fn run(place: &Place, runtime: &str, options: &[&str], script: &str) -> Ran {
+    let before = ["run", "--quiet", "-u", "0", "--runtime", runtime];
+    place.run_each(&[&before, options, &["a", "--", "sh", "-c", script]].concat())
+}
+
+#[test]
+fn a_program_gets_the_settings_of_its_options() {
+    let Some(place) = with_programs() else { return };
+    for runtime in runtimes() {
+        let check = |options: &[&str], script: &str, expect: &str| {
+            let ran = run(&place, runtime, options, script);
+            assert_eq!(ran.out, expect, "{runtime} {options:?}: {}", ran.err);
+            assert_eq!(ran.code, Some(0), "{runtime} {options:?}: {}", ran.err);
+        };
+        check(&["--umask", "027"], "umask", "0027\n");
+        check(&["--oom-score-adj", "321"], "cat /proc/self/oom_score_adj", "321\n");
+        let sysctl = ["--sysctl", "net.core.somaxconn=99", "--sysctl", "kernel.msgmax=8000"];
+        let read = "cat /proc/sys/net/core/somaxconn /proc/sys/kernel/msgmax";
+        check(&sysctl, read, "99\n8000\n");
+        check(&["--group-add", "adm", "--group-add", "77"], "id -G", "0 44 77\n");
+        let mounted = "grep ' /t ' /proc/self/mounts | grep -c noexec; ls -ld /t | cut -c1-10 2>/dev/null \
+            || ls -ld /t";
+        let ran = run(&place, runtime, &["--tmpfs", "/t:size=64k,mode=1700"], mounted);
+        assert!(
+            ran.out.starts_with("1\n") && ran.out.contains("drwx-----T"),
+            "{}{}",
+            ran.out,
+            ran.err
+        );
+        let ran =
+            run(&place, runtime, &["--shm-size", "64k"], "grep ' /dev/shm ' /proc/self/mounts");
+        assert!(ran.out.contains("size=64k"), "{runtime}: {}{}", ran.out, ran.err);
+        let ran = run(&place, runtime, &["--group-add", "nowhere"], "true");
+        assert!(ran.code == Some(125) && ran.err.contains("no group \"nowhere\""), "{}", ran.err);
+    }
+    // `exec` and another start have them as well.
+    let _guard = Rm(&place, "c");
+    start(
+        &place,
+        &["--name", "c", "--umask", "077", "--group-add", "77"],
+        "umask; id -G; sleep 60",
+    );
+    wait_for("the effect", || place.out("logs c") == "0077\n0 77\n");
+    assert_eq!(place.run_each(&["exec", "-u", "5", "c", "sh", "-c", "umask"]).out, "0077\n");
+    place.out("restart -t 0 c");
+    wait_for("the effect", || place.out("logs c") == "0077\n0 77\n0077\n0 77\n");
+}
+
+/// Labels of the command line replace those of the file, and these those of the image.
+#[test]
+fn labels_are_recorded_with_the_container() {
+    let Some(place) = place() else { return };
+    fs::write(place.path("labels"), "# a comment\nb=file\nc=file\n").unwrap();
+    let _guard = Rm(&place, "c");
+    start(
+        &place,
+        &["--name", "c", "--label-file", "labels", "-l", "b=own", "--label", "d"],
+        "true",
+    );
+    let request = fs::read(place.path("store/containers/c/request.json")).unwrap();
+    let request: serde_json::Value = serde_json::from_slice(&request).unwrap();
+    let expect = serde_json::json!({"b": "own", "c": "file", "d": ""});
+    assert_eq!(request["request"]["labels"], expect);
+}
+
+#[test]
+fn a_file_gets_the_name_of_the_container() {
+    let Some(place) = place() else { return };
+    place.out("run --quiet --cidfile id --name c a true");
+    assert_eq!(fs::read_to_string(place.path("id")).unwrap(), "c");
+    let ran = place.run("run --quiet --cidfile id a true");
+    assert!(ran.code == Some(125) && ran.err.contains("the file exists"), "{}", ran.err);
+    let ran = place.run("run --quiet --cidfile other --userns 1:1:1 a true");
+    assert_eq!(ran.code, Some(125), "{}", ran.err);
+    assert!(!place.path("other").exists());
+}
+
+#[test]
+fn a_container_replaces_another_of_its_name() {
+    let Some(place) = place() else { return };
+    let _guard = Rm(&place, "c");
+    start(&place, &["--replace", "--name", "c"], "echo first; sleep 60");
+    let first = ps(&place, "c").unwrap()["pid"].clone();
+    start(&place, &["--replace", "--name", "c"], "echo second; sleep 60");
+    let second = ps(&place, "c").unwrap()["pid"].clone();
+    assert_ne!(first, second);
+    wait_for("the effect", || place.out("logs c") == "second\n");
+    place.out("stop -t 0 c");
+    start(&place, &["--replace", "--name", "c"], "sleep 60");
+    let ran = place.run("run -d --name c a true");
+    assert!(ran.code == Some(125) && ran.err.contains("already exists"), "{}", ran.err);
+}
+
+/// `-dit` keeps a shell alive, whose output goes to the log.
+#[test]
+fn a_container_in_the_background_has_a_terminal() {
+    let Some(place) = with_programs() else { return };
+    for runtime in all_runtimes() {
+        let _guard = Rm(&place, "shell");
+        let options = ["-dit", "--name", "shell", "--runtime", runtime, "-u", "0"];
+        let line = ["a", "--", "sh", "-c", "tty; exec sh"];
+        let ran = place.run_each(&[&["run", "--quiet"], &options[..], &line].concat());
+        assert_eq!(ran.code, Some(0), "{runtime}: {}", ran.err);
+        wait_for("the effect", || place.out("logs shell").contains("/dev/pts/0"));
+        assert_eq!(ps(&place, "shell").unwrap()["status"], "running", "{runtime}");
+        place.out("stop -t 0 shell");
+        place.out("start shell");
+        wait_for("the effect", || place.out("logs shell").matches("/dev/pts/0").count() == 2);
+        place.out("rm --force shell");
+        // All output of a short program is in the log.
+        let options = ["-dt", "--name", "shell", "--runtime", runtime, "-u", "0"];
+        let line = ["a", "--", "sh", "-c", "echo one; echo two"];
+        let ran = place.run_each(&[&["run", "--quiet"], &options[..], &line].concat());
+        assert_eq!(ran.code, Some(0), "{runtime}: {}", ran.err);
+        place.out("wait shell");
+        assert_eq!(place.out("logs shell"), "one\r\ntwo\r\n", "{runtime}");
+        place.out("rm shell");
+        // Without a terminal, reading standard input waits.
+        let options = ["-di", "--name", "shell", "--runtime", runtime, "-u", "0"];
+        let line = ["a", "--", "sh", "-c", "cat; echo over"];
+        let ran = place.run_each(&[&["run", "--quiet"], &options[..], &line].concat());
+        assert_eq!(ran.code, Some(0), "{runtime}: {}", ran.err);
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        assert_eq!(place.out("logs shell"), "", "{runtime}");
+        assert_eq!(ps(&place, "shell").unwrap()["status"], "running", "{runtime}");
+    }
+}
+
+#[test]
+fn rm_takes_a_word() {
+    let Some(place) = place() else { return };
+    for word in ["--rm", "--rm=true", "--rm=1"] {
+        place.out(&format!("run --quiet -d {word} --name c a true"));
+        wait_for("the effect", || place.out("ps -aq").is_empty());
+    }
+    let _guard = Rm(&place, "c");
+    place.out("run --quiet -d --rm=false --name c a true");
+    place.out("wait c");
+    assert_eq!(place.out("ps -aq"), "c\n");
+    place.out("run --quiet --rm=true a true");
+}
+
+/// Only a program that failed without a network that the user chose may need one.
+#[test]
+fn a_failed_program_is_told_how_to_get_a_network() {
+    let Some(place) = place() else { return };
+    let hint = "use `--network pasta`";
+    let run = |options: &str, command: &str| {
+        place.run_each(
+            &[
+                &["run"],
+                &options.split_whitespace().collect::<Vec<_>>()[..],
+                &["a", "--", "sh", "-c", command],
+            ]
+            .concat(),
+        )
+    };
+    let ran = run("-u 0", "exit 7");
+    assert!(
+        ran.code == Some(7) && ran.err.lines().filter(|it| it.contains(hint)).count() == 1,
+        "{}",
+        ran.err
+    );
+    for (options, command) in [
+        ("-u 0", "true"),
+        ("-u 0", "exit 127"),
+        ("-u 0", "kill -KILL $$"),
+        ("-u 0 --network none", "exit 7"),
+        ("-u 0 --network host", "exit 7"),
+        ("-u 0 --quiet", "exit 7"),
+    ] {
+        let ran = run(options, command);
+        assert!(!ran.err.contains("--network"), "{options} {command}: {}", ran.err);
+    }
+}
+
+/// A file with defaults, which the command line overrides.
+#[test]
+fn defaults_come_from_a_file() {
+    let Some(place) = with_programs() else { return };
+    let folder = place.path("config/quire");
+    fs::create_dir_all(&folder).unwrap();
+    let run = |defaults: &str, arguments: &[&str]| {
+        fs::write(folder.join("run.toml"), defaults).unwrap();
+        let mut command = place.command(&[&["run", "-u", "0"], arguments].concat());
+        command.env("XDG_CONFIG_HOME", place.path("config"));
+        Ran::from_output(&command.output().unwrap())
+    };
+    let own = fs::read_link("/proc/self/ns/net").unwrap().display().to_string();
+    let show = ["a", "ls", "-l", "/proc/self/ns/net"];
+    assert!(!run("", &show).out.contains(&own));
+    assert!(run("network = \"host\"", &show).out.contains(&own));
+    let none = [&["--network", "none"], &show[..]].concat();
+    assert!(!run("network = \"host\"", &none).out.contains(&own));
+    let ran = run("network = \"none\"", &["a", "--", "sh", "-c", "exit 7"]);
+    assert!(ran.code == Some(7) && !ran.err.contains("--network"), "{}", ran.err);
+    let ran = run("writable = \"none\"", &["a", "--", "sh", "-c", "> /x"]);
+    assert_ne!(ran.code, Some(0));
+    let ran = run("pull = \"never\"", &["nothing", "true"]);
+    assert!(
+        ran.err.contains("there is no image \"nothing\"") && !ran.err.contains("pulling"),
+        "{}",
+        ran.err
+    );
+    for (defaults, expect) in [
+        (
+            "\nnetwrok = \"host\"",
+            "run.toml, line 2: \"netwrok\" is not a setting: use network, pull",
+        ),
+        ("network = \"bridge\"", "run.toml, line 1: network = \"bridge\": use pasta"),
+    ] {
+        let ran = run(defaults, &["a", "true"]);
+        assert!(ran.code == Some(125) && ran.err.contains(expect), "{}", ran.err);
+        assert!(ran.err.contains(&folder.display().to_string()), "{}", ran.err);
+    }
+}
