@@ -1,7 +1,5 @@
-//! Output: reports, tables, progress and metrics.
+//! Output: reports, tables and progress.
 
-#[cfg(feature = "serve")]
-pub(crate) mod metrics;
 pub(crate) mod progress;
 pub(crate) mod report;
 pub(crate) mod table;

@@ -5,12 +5,10 @@
 //! last of them is sent.
 
 mod catalog;
-mod connection;
 mod content;
 mod error;
 mod lazy_layers;
 mod private;
-mod quota;
 mod range;
 mod response;
 mod route;

@@ -1,7 +1,6 @@
 //! Prints the configuration that an engine needs to use the snapshotter.
 
 mod configuration;
-mod figures;
 pub(crate) mod findings;
 pub(crate) mod roots;
 

@@ -3,12 +3,13 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
+use serve::metrics::{MetricsAddress, MetricsListener};
 use serve::snapshots::{
     CollectChoices, EngineChoices, EngineImages, LazyChoices, PATIENCE, SkipLayers,
     SnapshotResources, Snapshotter, serve_snapshots,
 };
-use store::OpenOptions;
+use store::{OpenOptions, Store};
 use transfer::lazy::TrustIndex;
 
 use crate::output::report;
@@ -62,6 +63,9 @@ pub(crate) fn serve(
         }),
         patience: PATIENCE,
     };
+    // Errors of the address are reported before engines connect.
+    let metrics = wanted.metrics.as_ref().map(|it| listen_for_metrics(it, &store)).transpose()?;
+    let metrics_at = metrics.as_ref().map(|it| shown(it.address()));
     let ready = || {
         if !context.is_quiet() {
             let text = format!(
@@ -71,6 +75,9 @@ pub(crate) fn serve(
             );
             // A failed write is ignored, because the process that started the service may have closed the pipe.
             let _told = report::line(&text);
+            if let Some(address) = &metrics_at {
+                let _told = report::line(&format!("metrics at {address}"));
+            }
         }
         notify::tell(ServiceStep::Ready);
     };
@@ -80,10 +87,35 @@ pub(crate) fn serve(
         let (starts, image_service) = (wanted.lazy, wanted.image_service.clone());
         environment.lazy = Some(LazyChoices { images, starts, image_service });
         let snapshotter = Snapshotter::open(store, &wanted.instance, environment)?;
-        Ok(serve_snapshots(snapshotter, &wanted.socket, &wanted.engine, stop, ready)?)
+        Ok(serve_snapshots(
+            snapshotter,
+            &wanted.socket,
+            &wanted.engine,
+            metrics,
+            stop,
+            ready,
+        )?)
     };
     notify::serve_until_asked(work)??;
     Ok(Answer::Yes)
+}
+
+/// Listens for clients that request metrics.
+fn listen_for_metrics(address: &MetricsAddress, store: &Store) -> anyhow::Result<MetricsListener> {
+    MetricsListener::bind(address, store.who()).with_context(|| {
+        format!(
+            "cannot listen for metrics on {address}: set another address as metrics below \
+            [snapshotter], for example if another service uses this one"
+        )
+    })
+}
+
+/// Returns an address of metrics as a user types it.
+fn shown(address: &MetricsAddress) -> String {
+    match address {
+        MetricsAddress::Network(address) => format!("http://{address}/metrics"),
+        MetricsAddress::Socket(path) => format!("{}, by HTTP", path.display()),
+    }
 }
 
 /// Returns the settings for pulls of images whose layers are not downloaded.

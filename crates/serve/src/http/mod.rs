@@ -1,0 +1,4 @@
+//! Limits for clients of services that speak HTTP.
+
+pub(crate) mod connection;
+pub(crate) mod quota;
