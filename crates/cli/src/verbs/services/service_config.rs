@@ -118,14 +118,26 @@ impl SnapshotterChoices {
         let settings = ServeFile::new(args.config.as_deref());
         let file = settings.load()?.snapshotter;
         let path = settings.path.display();
-        check_metrics(&file).with_context(|| path.to_string())?;
-        let choices = Self::as_set(SnapshotterSettings {
+        // An address on the command line has its own permission.
+        let (metrics, metrics_remote) = match &args.metrics {
+            Some(address) => (Some(address.clone()), Some(args.metrics_remote)),
+            None => (file.metrics, file.metrics_remote),
+        };
+        let set = SnapshotterSettings {
             socket: args.socket.clone().or(file.socket),
             engine: args.engine.clone().or(file.engine),
             instance: args.instance.clone().or(file.instance),
             skip: args.skip.or(file.skip),
+            gc_above: args.gc_above.or(file.gc_above),
+            metrics,
+            metrics_remote,
             ..file
-        });
+        };
+        check_metrics(&set).with_context(|| match args.metrics {
+            Some(_) => "--metrics".to_owned(),
+            None => path.to_string(),
+        })?;
+        let choices = Self::as_set(set);
         if choices.lazy && choices.skip != args::Skip::Download {
             bail!(
                 "{path}: lazy = true below [snapshotter] needs skip = \"download\" as well: \
@@ -163,8 +175,8 @@ fn check_metrics(set: &SnapshotterSettings) -> anyhow::Result<()> {
     let is_remote = set.metrics_remote.unwrap_or_default();
     match &set.metrics {
         Some(address) if !address.is_local() && !is_remote => bail!(
-            "other hosts reach metrics = \"{address}\", without a password or encryption: use an \
-            address such as \"127.0.0.1:9110\", or write metrics-remote = true as well"
+            "other hosts reach {address}, without a password or encryption: use an address such as \
+            127.0.0.1:9110, or allow it by metrics-remote = true (`--metrics-remote`)"
         ),
         None if is_remote => bail!(
             "metrics-remote = true needs an address: write metrics = \"0.0.0.0:9110\" as well"

@@ -15,7 +15,6 @@ use transfer::lazy::TrustIndex;
 use crate::output::report;
 use crate::session::context::{Context, moment};
 use crate::verbs::images::registry::pull::{pauses, settings};
-use crate::verbs::services::engine_version::EngineVersion;
 use crate::verbs::services::engines;
 use crate::verbs::services::lazy::{resources, starter};
 use crate::verbs::services::notify::{self, ServiceStep};
@@ -31,7 +30,7 @@ pub(crate) fn serve(
 ) -> anyhow::Result<Answer> {
     let wanted = SnapshotterChoices::from_args(args)?;
     if let Some(engine) = args.print_config {
-        return print_config(context, args.version, &wanted, engine);
+        return print_config(context, args, &wanted, engine);
     }
     if !context.who().is_host_root() {
         bail!("serve --snapshotter: only the host's root may mount roots for an engine");
@@ -146,12 +145,19 @@ fn engine_choices(
 /// error.
 fn print_config(
     context: &Context,
-    version: Option<EngineVersion>,
+    args: &crate::verbs::services::serve::args::Serve,
     wanted: &SnapshotterChoices,
     engine: args::Engine,
 ) -> anyhow::Result<Answer> {
     let socket = std::path::absolute(&wanted.socket)?;
-    let config = engines::config(engine, version, &socket, &context.store_directory()?)?;
+    let root = context.store_directory()?;
+    let config = match &args.runtime_class {
+        None => engines::config(engine, args.version, &socket, &root)?,
+        Some(class) if engine == args::Engine::Containerd => {
+            engines::config_for_class(args.version, class, &socket, &root)?
+        }
+        Some(_) => bail!("--runtime-class is for `--print-config containerd`"),
+    };
     report::line(config.text.trim_end())?;
     context.remark(&config.remark);
     Ok(Answer::Yes)
