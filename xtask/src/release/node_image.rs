@@ -1,5 +1,5 @@
-//! `cargo xtask node-image`: makes an OCI image with Quire and nothing else, for pods on nodes of Kubernetes. Quire itself
-//! imports and exports it.
+//! `cargo xtask node-image`: makes an OCI image with Quire and nothing else, for pods on nodes of Kubernetes. Quire
+//! itself imports and exports it.
 
 use std::env;
 use std::fs;

@@ -113,9 +113,8 @@ pub(crate) async fn serve_metrics(listener: MetricsListener, pages: MetricsPages
         ListeningSocket::Network(socket) => accept_network(&service, socket).await,
         ListeningSocket::Unix(socket) => accept_unix(&service, socket).await,
     };
-    if let Err(error) = served {
-        tracing::error!(%error, %address, "cannot serve metrics");
-    }
+    let Err(error) = served;
+    tracing::error!(%error, %address, "cannot serve metrics");
 }
 
 async fn accept_network(
@@ -341,7 +340,7 @@ mod tests {
         assert!(head.starts_with("HTTP/1.1 200 ") && head.ends_with("\r\n\r\n"), "{head}");
     }
 
-    /// A web page in a browser on this host can make requests to loopback, with the name of its own host.
+    /// A web page in a browser on this host can make requests to loopback, in the name of another host.
     #[test]
     fn names_of_other_hosts_are_refused() {
         for host in ["127.0.0.1", "127.0.0.1:9110", "[::1]:9110", "[::1]", "LOCALHOST:1"] {

@@ -74,6 +74,7 @@ fn name(metric: &str) -> String {
 
 /// Returns the counters of a service, if one is running, and the number of mounted roots, each given by the instance
 /// and kind of its snapshot.
+#[must_use]
 pub fn snapshotter_metrics<'a>(
     counts: Option<&GetCountsResponse>,
     mounted_roots: impl Iterator<Item = (&'a str, &'static str)>,

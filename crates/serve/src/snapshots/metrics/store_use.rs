@@ -35,7 +35,7 @@ struct MeasureState {
     last: Option<Arc<Measurement>>,
 }
 
-/// What a measurement found.
+/// The result of a measurement.
 #[derive(Debug, Default)]
 struct Measurement {
     /// Time of the measurement, in seconds since 1970.

@@ -120,8 +120,8 @@ pub(crate) struct Serve {
     /// means the newest 1.7. The default is the newest version that is known
     #[arg(long, value_name = "VERSION", requires = "print_config")]
     pub(crate) version: Option<EngineVersion>,
-    /// Print the configuration of containerd in which only the pods of a runtime class use Quire. The name is the handler
-    /// of the class
+    /// Print the configuration of containerd in which only the pods of a runtime class use Quire. The name is the
+    /// handler of the class
     #[arg(long, value_name = "NAME", requires = "print_config", value_parser = parse_handler)]
     pub(crate) runtime_class: Option<String>,
     /// Name for the engine of this service: each engine has separate snapshots and a separate socket [default:

@@ -8,9 +8,9 @@ use super::manifests::{objects, of_kind};
 use super::*;
 use crate::container_disk::writable::has;
 
-/// The manifest has fixed paths and a fixed port. In these namespaces, they belong to the test: `/run` and `/var/lib` are
-/// new, changes of `/etc` go to a folder of the test, and there is only loopback. The mounts are shared below `/`, as on a
-/// node, but with no other namespace.
+/// The manifest has fixed paths and a fixed port. In these namespaces, they belong to the test: `/run` and `/var/lib`
+/// are new, changes of `/etc` go to a folder of the test, and there is only loopback. The mounts are shared below `/`,
+/// as on a node, but with no other namespace.
 const NODE: &str = r#"
     base=$1; shift
     mount --make-rshared /
