@@ -1,4 +1,3 @@
 //! Limits for clients of services that speak HTTP.
 
 pub(crate) mod connection;
-pub(crate) mod quota;

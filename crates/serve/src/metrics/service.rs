@@ -1,11 +1,12 @@
 //! Serves metrics by HTTP, with limits for clients.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -18,20 +19,24 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use store::Who;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
 
 use super::address::MetricsAddress;
 use crate::http::connection::Patient;
-use crate::http::quota::Quota;
 use crate::socket::{SocketFile, listen};
+use crate::unpoisoned::lock;
 
-/// Maximum number of connections, of all clients and of one. A Prometheus needs one.
-const CONNECTIONS: (usize, usize) = (32, 8);
+/// Maximum number of connections. A further one ends the oldest, so that silent clients do not keep kubelet's health
+/// checks from the service.
+const CONNECTIONS: usize = 256;
 /// Maximum time for the head of a request, and between two requests. Prometheus scrapes once a minute by default.
 const HEAD_PATIENCE: Duration = Duration::from_secs(120);
 /// Maximum size of the head of a request, in bytes, and number of its headers.
 const HEAD_MAX: (usize, usize) = (16 << 10, 64);
 /// How long a request waits for another one. Prometheus gives up after ten seconds by default.
 const TURN: Duration = Duration::from_secs(5);
+/// How long metrics are sent again, so that clients cannot keep a processor busy.
+const FRESH: Duration = Duration::from_secs(1);
 /// How long the check of the engine's socket may take.
 const CHECK: Duration = Duration::from_secs(2);
 /// Pause after the kernel could not accept a connection, for example because there are no descriptors.
@@ -106,8 +111,9 @@ pub(crate) async fn serve_metrics(listener: MetricsListener, pages: MetricsPages
     let service = Arc::new(MetricsService {
         pages,
         checks_host,
-        connections: Quota::new(CONNECTIONS.0, CONNECTIONS.1),
+        connections: Mutex::default(),
         turn: Arc::new(Semaphore::new(1)),
+        last: Mutex::default(),
     });
     let served = match socket {
         ListeningSocket::Network(socket) => accept_network(&service, socket).await,
@@ -124,7 +130,7 @@ async fn accept_network(
     let socket = tokio::net::TcpListener::from_std(socket)?;
     loop {
         match socket.accept().await {
-            Ok((stream, address)) => service.connected(stream, address.ip()),
+            Ok((stream, _)) => service.connected(stream),
             Err(error) => pause(&error).await,
         }
     }
@@ -137,7 +143,7 @@ async fn accept_unix(
     let socket = tokio::net::UnixListener::from_std(socket)?;
     loop {
         match socket.accept().await {
-            Ok((stream, _)) => service.connected(stream, Ipv4Addr::LOCALHOST.into()),
+            Ok((stream, _)) => service.connected(stream),
             Err(error) => pause(&error).await,
         }
     }
@@ -152,9 +158,12 @@ struct MetricsService {
     pages: MetricsPages,
     /// Whether requests must name this host by an IP address or as `localhost`.
     checks_host: bool,
-    connections: Arc<Quota>,
+    /// The open connections, oldest first.
+    connections: Mutex<VecDeque<AbortHandle>>,
     /// Lets one thread at a time collect metrics.
     turn: Arc<Semaphore>,
+    /// The last metrics, and when they were collected.
+    last: Mutex<Option<(Instant, Bytes)>>,
 }
 
 type Page = Response<Full<Bytes>>;
@@ -171,16 +180,12 @@ fn refusal(status: StatusCode, text: &'static str) -> Page {
 }
 
 impl MetricsService {
-    fn connected<S>(self: &Arc<Self>, stream: S, client: IpAddr)
+    fn connected<S>(self: &Arc<Self>, stream: S)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let Some(held) = self.connections.take(client) else {
-            tracing::debug!(%client, "too many connections for metrics");
-            return;
-        };
         let service = Arc::clone(self);
-        tokio::spawn(async move {
+        let connection = tokio::spawn(async move {
             let answer = service_fn(|request: Request<Incoming>| {
                 let service = Arc::clone(&service);
                 let (head, _no_body) = request.into_parts();
@@ -193,10 +198,17 @@ impl MetricsService {
                 .max_headers(HEAD_MAX.1)
                 .serve_connection(TokioIo::new(Patient::new(stream)), answer);
             if let Err(error) = served.await {
-                tracing::debug!(%client, %error, "a connection for metrics ended");
+                tracing::debug!(%error, "a connection for metrics ended");
             }
-            drop(held);
         });
+        let mut connections = lock(&self.connections);
+        connections.retain(|it| !it.is_finished());
+        if connections.len() >= CONNECTIONS
+            && let Some(oldest) = connections.pop_front()
+        {
+            oldest.abort();
+        }
+        connections.push_back(connection.abort_handle());
     }
 
     async fn answer(self: &Arc<Self>, request: &Head) -> Page {
@@ -224,7 +236,7 @@ impl MetricsService {
         };
         let service = Arc::clone(self);
         let collect = move || {
-            let text = (service.pages.metrics)();
+            let text = service.recent_metrics();
             // If the client is gone, the turn ends when the thread is free.
             drop(turn);
             text
@@ -234,6 +246,17 @@ impl MetricsService {
             // A panic was printed.
             Err(_) => refusal(StatusCode::INTERNAL_SERVER_ERROR, "cannot collect metrics\n"),
         }
+    }
+
+    fn recent_metrics(&self) -> Bytes {
+        if let Some((at, text)) = &*lock(&self.last)
+            && at.elapsed() < FRESH
+        {
+            return text.clone();
+        }
+        let text = Bytes::from((self.pages.metrics)());
+        *lock(&self.last) = Some((Instant::now(), text.clone()));
+        text
     }
 
     /// Checks that an engine could connect. The socket of a running service may have been removed.
@@ -357,25 +380,19 @@ mod tests {
     }
 
     #[test]
-    fn clients_cannot_take_all_connections_for_ever() {
+    fn silent_clients_keep_no_other_client_from_the_service() {
         let folder = tempfile::tempdir().unwrap();
         let (_runtime, listener) = service("127.0.0.1:0", folder.path().join("engine"));
         let MetricsAddress::Network(address) = listener.address() else { panic!("{listener:?}") };
-        let silent: Vec<_> =
-            (0..CONNECTIONS.0).map(|_| TcpStream::connect(address).unwrap()).collect();
-        // Another connection is cut without a response.
-        let mut further = TcpStream::connect(address).unwrap();
-        let _written = further.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
-        let mut text = String::new();
-        let _cut = further.read_to_string(&mut text);
-        assert_eq!(text, "");
-        drop(silent);
-        let begun = std::time::Instant::now();
-        let served = |text: &str| text.starts_with("HTTP/1.1 200 ");
-        while !get_or_nothing(&listener).is_some_and(|it| served(&it)) {
-            assert!(begun.elapsed() < Duration::from_secs(60), "no connection is free");
-            std::thread::sleep(Duration::from_millis(10));
+        let connect = |_| TcpStream::connect(address).unwrap();
+        let mut silent: Vec<_> = (0..CONNECTIONS).map(connect).collect();
+        for _ in 0..3 {
+            assert!(get(&listener, "/metrics", "localhost").ends_with("some 1\n"));
         }
+        // The oldest connections were ended.
+        let mut end = [0];
+        silent[0].set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        assert!(matches!(silent[0].read(&mut end), Ok(0)));
         // A head without an end is refused.
         let mut long = TcpStream::connect(address).unwrap();
         let _written = long.write_all(&[b'a'; HEAD_MAX.0 + 1]);
@@ -384,15 +401,30 @@ mod tests {
         assert!(!text.contains(" 200 "), "{text}");
     }
 
-    /// As [`get`], but the connection may be cut.
-    fn get_or_nothing(listener: &MetricsListener) -> Option<String> {
-        let MetricsAddress::Network(address) = listener.address() else { return None };
-        let mut stream = TcpStream::connect(address).ok()?;
-        let request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
-        stream.write_all(request).ok()?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text).ok()?;
-        Some(text)
+    #[test]
+    fn many_requests_collect_metrics_once_a_second() {
+        let count = Arc::new(std::sync::atomic::AtomicU32::new(0));
+        let counted = Arc::clone(&count);
+        let metrics = move || {
+            let count = counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1;
+            format!("some {count}\n")
+        };
+        let pages =
+            MetricsPages { metrics: Box::new(metrics), engine_socket: "/none".into() };
+        let service = MetricsService {
+            pages,
+            checks_host: true,
+            connections: Mutex::default(),
+            turn: Arc::new(Semaphore::new(1)),
+            last: Mutex::default(),
+        };
+        assert_eq!(service.recent_metrics(), "some 1\n");
+        // An old page is not sent again.
+        let old = Instant::now().checked_sub(FRESH).unwrap();
+        *lock(&service.last) = Some((old, Bytes::from_static(b"old")));
+        assert_eq!(service.recent_metrics(), "some 2\n");
+        *lock(&service.last) = Some((Instant::now() + FRESH, Bytes::from_static(b"new")));
+        assert_eq!(service.recent_metrics(), "new");
     }
 
     #[test]

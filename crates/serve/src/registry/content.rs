@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::RegistryResources;
 use super::error::Refused;
 use super::lazy_layers::{LazyHeads, LazyLayer, TURN};
-use crate::http::quota::Held;
+use super::quota::Held;
 use crate::unpoisoned::lock;
 
 /// Size of the parts that are passed to a connection, in bytes.

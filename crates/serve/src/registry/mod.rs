@@ -9,6 +9,7 @@ mod content;
 mod error;
 mod lazy_layers;
 mod private;
+mod quota;
 mod range;
 mod response;
 mod route;

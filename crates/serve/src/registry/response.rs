@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::error::Refused;
-use crate::http::quota::Held;
+use super::quota::Held;
 
 /// Parts of a body, as they are read.
 pub(super) type Parts = mpsc::Receiver<io::Result<Frame<Bytes>>>;

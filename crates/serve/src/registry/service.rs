@@ -23,11 +23,11 @@ use super::catalog::Catalog;
 use super::content::{CheckedSources, Wanted, WantedSource, send};
 use super::error::Refused;
 use super::lazy_layers::LazyLayer;
+use super::quota::{Held, Quota};
 use super::range::WantedRange;
 use super::response::{self, Body};
 use super::route::{Route, RouteError};
 use crate::http::connection::Patient;
-use crate::http::quota::{Held, Quota};
 
 /// Maximum number of connections, of all clients and of one.
 const CONNECTIONS: (usize, usize) = (512, 64);

@@ -168,10 +168,11 @@ fn damage_is_in_the_metrics() {
     code(engine.prepare("container", "layer"), Code::FailedPrecondition, "lacks the data");
     store.kept.lock().unwrap().blobs = kept;
     engine.prepare("container", "layer").unwrap();
-    let (_, metrics) = get(&socket, "/metrics");
-    for (name, expect) in [("failed_repairs_total", 1.0), ("repaired_layers_total", 1.0)] {
-        let name = format!("quire_snapshotter_{name}{{instance=\"test\"}}");
-        assert_eq!(value(&metrics, &name), Some(expect), "{name}\n{metrics}");
+    let repaired = "quire_snapshotter_repaired_layers_total{instance=\"test\"}";
+    let metrics = eventually(&socket, repaired, |it| it > 0.0);
+    let failed = "quire_snapshotter_failed_repairs_total{instance=\"test\"}";
+    for name in [repaired, failed] {
+        assert_eq!(value(&metrics, name), Some(1.0), "{name}\n{metrics}");
     }
     engine.end();
 }

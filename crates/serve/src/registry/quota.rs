@@ -8,7 +8,7 @@ use crate::unpoisoned::lock;
 
 /// A number of things, such as connections, and how many of them each client holds.
 #[derive(Debug)]
-pub(crate) struct Quota {
+pub(super) struct Quota {
     total: usize,
     each: usize,
     held: Mutex<BTreeMap<IpAddr, usize>>,
@@ -16,19 +16,19 @@ pub(crate) struct Quota {
 
 /// One of the things. It is free again when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(super) struct Held {
     quota: Arc<Quota>,
     client: IpAddr,
 }
 
 impl Quota {
     /// Allows `total` things, and `each` of them for one client.
-    pub(crate) fn new(total: usize, each: usize) -> Arc<Self> {
+    pub(super) fn new(total: usize, each: usize) -> Arc<Self> {
         Arc::new(Self { total, each, held: Mutex::default() })
     }
 
     /// Takes one of the things. `None` if there are too many.
-    pub(crate) fn take(self: &Arc<Self>, address: IpAddr) -> Option<Held> {
+    pub(super) fn take(self: &Arc<Self>, address: IpAddr) -> Option<Held> {
         let client = client_of(address);
         let mut held = lock(&self.held);
         let total: usize = held.values().sum();
