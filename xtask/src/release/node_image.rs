@@ -224,9 +224,11 @@ mod tests {
     /// JSON + Filesystem Changeset Format".
     #[test]
     fn the_image_has_quire_and_nothing_else() {
-        let Ok(runs) = rig::process::quire() else {
+        // The directory of the test's program is beside that of `quire`.
+        let runs = target_dir().unwrap().join("quire");
+        if !runs.is_file() {
             return testing::skipped("cargo has built no quire: `cargo build --package quire-cli`");
-        };
+        }
         let place = tempfile::tempdir().unwrap();
         // Any file without a dynamic linker can stand for the binary.
         let binary = place.path().join("binary");

@@ -1,6 +1,5 @@
 //! Metrics of `serve --snapshotter`, as Prometheus's own program reads them, and the alerts on them.
 
-use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 
