@@ -126,7 +126,8 @@ impl NodeImage<'_> {
         let root = work.join("root");
         let documents = root.join("usr/share/doc/quire");
         // The directories are mount points of the pod, or for temporary files.
-        for folder in ["usr/bin", "etc/quire", "var/lib/quire", "run", "tmp", "dev", "proc", "sys"] {
+        for folder in ["usr/bin", "etc/quire", "var/lib/quire", "run", "tmp", "dev", "proc", "sys"]
+        {
             fs::create_dir_all(root.join(folder))?;
         }
         fs::create_dir_all(&documents)?;
@@ -279,7 +280,8 @@ mod tests {
             assert!(list.lines().any(is_it), "{mode} {name} is not in\n{list}");
         }
         // The manifests for Kubernetes name this image.
-        let daemon_set = fs::read_to_string(repository().join("dist/kubernetes/quire.yaml")).unwrap();
+        let daemon_set =
+            fs::read_to_string(repository().join("dist/kubernetes/quire.yaml")).unwrap();
         assert!(daemon_set.contains(&format!("image: {tag}\n")), "{tag}");
     }
 

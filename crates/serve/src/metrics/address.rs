@@ -60,7 +60,8 @@ mod tests {
         for other in ["0.0.0.0:9110", "[::]:9110", "10.0.0.5:9110", "[2001:db8::1]:9110"] {
             check(other, Some(false));
         }
-        for wrong in ["", "9110", ":9110", "localhost:9110", "127.0.0.1", "127.0.0.1:65536", "run"] {
+        for wrong in ["", "9110", ":9110", "localhost:9110", "127.0.0.1", "127.0.0.1:65536", "run"]
+        {
             check(wrong, None);
         }
     }

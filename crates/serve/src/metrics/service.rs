@@ -293,7 +293,10 @@ mod tests {
 
     use super::*;
 
-    fn service(address: &str, engine_socket: PathBuf) -> (tokio::runtime::Runtime, MetricsListener) {
+    fn service(
+        address: &str,
+        engine_socket: PathBuf,
+    ) -> (tokio::runtime::Runtime, MetricsListener) {
         let address = MetricsAddress::parse(address).unwrap();
         let listener = MetricsListener::bind(&address, Who::this_process()).unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -309,7 +312,9 @@ mod tests {
     /// Returns a second descriptor of the listening socket.
     fn copy(listener: &MetricsListener) -> MetricsListener {
         let socket = match &listener.socket {
-            ListeningSocket::Network(socket) => ListeningSocket::Network(socket.try_clone().unwrap()),
+            ListeningSocket::Network(socket) => {
+                ListeningSocket::Network(socket.try_clone().unwrap())
+            }
             ListeningSocket::Unix(socket) => ListeningSocket::Unix(socket.try_clone().unwrap()),
         };
         MetricsListener { address: listener.address.clone(), socket, file: None }
@@ -370,7 +375,8 @@ mod tests {
             assert!(names_this_host(Some(&host.parse().unwrap())), "{host}");
         }
         assert!(names_this_host(None));
-        for host in ["example.com", "example.com:9110", "127.0.0.1.example.com", "", ":9110", "a]"] {
+        for host in ["example.com", "example.com:9110", "127.0.0.1.example.com", "", ":9110", "a]"]
+        {
             assert!(!names_this_host(Some(&host.parse().unwrap())), "{host}");
         }
         let folder = tempfile::tempdir().unwrap();
@@ -409,8 +415,7 @@ mod tests {
             let count = counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1;
             format!("some {count}\n")
         };
-        let pages =
-            MetricsPages { metrics: Box::new(metrics), engine_socket: "/none".into() };
+        let pages = MetricsPages { metrics: Box::new(metrics), engine_socket: "/none".into() };
         let service = MetricsService {
             pages,
             checks_host: true,

@@ -70,7 +70,8 @@ mod tests {
 
     #[test]
     fn a_histogram_may_have_no_labels() {
-        let expect = "w_bucket{le=\"0.000100\"} 2\nw_bucket{le=\"+Inf\"} 5\nw_sum 1.500000\nw_count 5\n";
+        let expect =
+            "w_bucket{le=\"0.000100\"} 2\nw_bucket{le=\"+Inf\"} 5\nw_sum 1.500000\nw_count 5\n";
         assert_eq!(histogram("w", "", &[100], &[2, 3], 1_500_000), expect);
         let expect = "w_bucket{a=\"b\",le=\"0.000100\"} 2\nw_bucket{a=\"b\",le=\"+Inf\"} 5\n\
                       w_sum{a=\"b\"} 1.500000\nw_count{a=\"b\"} 5\n";

@@ -305,7 +305,10 @@ mod tests {
         assert_eq!(now.calls[0].histogram, [1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
         assert_eq!((now.read_layers, now.read_bytes), (2, 15));
         assert_eq!((now.committed_layers, now.committed_bytes, now.known_layers), (1, 9, 0));
-        assert_eq!((now.collections, now.collected_items, now.last_collection), (2, 4, 1_700_000_001));
+        assert_eq!(
+            (now.collections, now.collected_items, now.last_collection),
+            (2, 4, 1_700_000_001)
+        );
         assert_eq!((now.damaged_snapshots, now.repaired_layers, now.failed_repairs), (4, 1, 2));
     }
 }

@@ -233,15 +233,20 @@ impl ServeFile {
 
     /// Describes the settings for `serve --lazy` in one line for people.
     pub(crate) fn lazy(&self) -> Result<String, String> {
-        self.describe("--lazy", |_| Ok(()), |settings| {
-            let ServeSettings { lazy_timeout, prefetch, complete, complete_after, .. } = settings;
-            [
-                lazy_timeout.map(|it| format!("lazy-timeout {it}")),
-                prefetch.map(|it| format!("prefetch {it}")),
-                complete.map(|it| format!("complete {it}")),
-                complete_after.map(|it| format!("complete-after {it}")),
-            ]
-        })
+        self.describe(
+            "--lazy",
+            |_| Ok(()),
+            |settings| {
+                let ServeSettings { lazy_timeout, prefetch, complete, complete_after, .. } =
+                    settings;
+                [
+                    lazy_timeout.map(|it| format!("lazy-timeout {it}")),
+                    prefetch.map(|it| format!("prefetch {it}")),
+                    complete.map(|it| format!("complete {it}")),
+                    complete_after.map(|it| format!("complete-after {it}")),
+                ]
+            },
+        )
     }
 
     /// Describes the settings for `serve --snapshotter` in one line for people.

@@ -86,14 +86,7 @@ pub(crate) fn serve(
         let (starts, image_service) = (wanted.lazy, wanted.image_service.clone());
         environment.lazy = Some(LazyChoices { images, starts, image_service });
         let snapshotter = Snapshotter::open(store, &wanted.instance, environment)?;
-        Ok(serve_snapshots(
-            snapshotter,
-            &wanted.socket,
-            &wanted.engine,
-            metrics,
-            stop,
-            ready,
-        )?)
+        Ok(serve_snapshots(snapshotter, &wanted.socket, &wanted.engine, metrics, stop, ready)?)
     };
     notify::serve_until_asked(work)??;
     Ok(Answer::Yes)

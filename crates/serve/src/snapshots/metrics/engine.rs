@@ -14,24 +14,18 @@ type Value = fn(&GetCountsResponse) -> u64;
 const VALUES: [(&str, &str, &str, Value); 14] = [
     ("read_layers_total", "counter", "Layers that were read from blobs.", |it| it.read_layers),
     ("read_bytes_total", "counter", "Bytes of the tars of these layers.", |it| it.read_bytes),
-    (
-        "known_layers_total",
-        "counter",
-        "Layers that were not unpacked: the store had them.",
-        |it| it.known_layers,
-    ),
+    ("known_layers_total", "counter", "Layers that were not unpacked: the store had them.", |it| {
+        it.known_layers
+    }),
     (
         "skipped_layers_total",
         "counter",
         "Layers that were not downloaded: the store had them.",
         |it| it.skipped_layers,
     ),
-    (
-        "committed_layers_total",
-        "counter",
-        "Layers that were made of the changes to roots.",
-        |it| it.committed_layers,
-    ),
+    ("committed_layers_total", "counter", "Layers that were made of the changes to roots.", |it| {
+        it.committed_layers
+    }),
     ("committed_bytes_total", "counter", "Bytes on disk that these layers added.", |it| {
         it.committed_bytes
     }),

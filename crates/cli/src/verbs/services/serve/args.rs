@@ -165,7 +165,8 @@ pub(crate) struct Serve {
 
 fn parse_metrics(text: &str) -> Result<MetricsAddress, String> {
     MetricsAddress::parse(text).ok_or_else(|| {
-        "it is neither an address with a port, such as 127.0.0.1:9110, nor an absolute path".to_owned()
+        "it is neither an address with a port, such as 127.0.0.1:9110, nor an absolute path"
+            .to_owned()
     })
 }
 
@@ -176,7 +177,8 @@ fn parse_handler(text: &str) -> Result<String, String> {
     if (1..=63).contains(&text.len()) && has_ends && text.bytes().all(is_inner) {
         return Ok(text.to_owned());
     }
-    Err("a handler has 1 to 63 lower-case letters, digits and hyphens inside, such as quire".to_owned())
+    Err("a handler has 1 to 63 lower-case letters, digits and hyphens inside, such as quire"
+        .to_owned())
 }
 
 #[cfg(test)]

@@ -81,7 +81,16 @@ impl Kubelet {
             "imageGCHighThresholdPercent": 100,
         });
         write(&config, &settings);
-        let command = enter.args(["unshare", "--mount", "--propagation", "slave", "sh", "-euc", ISOLATED, "sh"]);
+        let command = enter.args([
+            "unshare",
+            "--mount",
+            "--propagation",
+            "slave",
+            "sh",
+            "-euc",
+            ISOLATED,
+            "sh",
+        ]);
         command.arg(&folder).arg(program).arg("--config").arg(&config);
         command.arg("--root-dir").arg(folder.join("root"));
         command.arg("--cert-dir").arg(folder.join("certificates"));
@@ -196,14 +205,8 @@ fn kubelet_frees_the_disk_by_removing_an_image_and_evicts_no_pod() {
     });
     write(&manifests.join("pod.json"), &pod);
     let eviction = json!({"imagefs.available": format!("{WANTED}%")});
-    let mut kubelet = Kubelet::start(
-        Command::new("env"),
-        place,
-        &program,
-        &engine.socket,
-        &manifests,
-        &eviction,
-    );
+    let mut kubelet =
+        Kubelet::start(Command::new("env"), place, &program, &engine.socket, &manifests, &eviction);
     // kubelet removes an image only if it has seen the image before.
     kubelet.logs(&[&format!("Image ID is new\" imageID=\"{unused_id}\"")]);
     let mut container = None;

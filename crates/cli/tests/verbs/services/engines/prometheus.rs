@@ -64,10 +64,8 @@ fn promtool_takes_the_metrics_and_alerts_name_them() {
         page = body;
         page.contains("quire_store_images ")
     });
-    let described: BTreeSet<_> = page
-        .lines()
-        .filter_map(|it| it.strip_prefix("# TYPE ")?.split(' ').next())
-        .collect();
+    let described: BTreeSet<_> =
+        page.lines().filter_map(|it| it.strip_prefix("# TYPE ")?.split(' ').next()).collect();
     let rules = repository().join("dist/prometheus/quire.rules.yml");
     let rules = fs::read_to_string(rules).unwrap();
     let named = names(&rules);
