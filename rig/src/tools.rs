@@ -31,7 +31,7 @@ pub(crate) const STUB: &str = if cfg!(target_arch = "aarch64") {
 };
 
 /// Programs for tests and the demo, each with its Debian package.
-const PACKAGES: [(&str, &str); 47] = [
+const PACKAGES: [(&str, &str); 48] = [
     ("crun", "crun"),
     ("runc", "runc"),
     ("newuidmap", "uidmap"),
@@ -79,6 +79,7 @@ const PACKAGES: [(&str, &str); 47] = [
     ("fish", "fish"),
     ("zsh", "zsh"),
     ("expect", "expect"),
+    ("promtool", "prometheus"),
 ];
 
 /// Additional programs for makers of images, engines and benches.
@@ -382,6 +383,20 @@ pub fn suite(cache: &Cache) -> Result<PathBuf> {
     sources(cache, "snapshotter-suite", "containerd's tests of snapshotters", &FILES, |go, bin| {
         go.args(["test", "-c", "-o"]).arg(bin.join("suite")).arg(".");
     })
+}
+
+/// Returns a program that decodes manifests with Kubernetes' types, and renders charts with Helm's engine:
+/// `kubernetes-manifests-DIGEST/bin/manifests`.
+pub fn manifests(cache: &Cache) -> Result<PathBuf> {
+    const FILES: [(&str, &str); 3] = [
+        ("go.mod", include_str!("tools/manifests/go.mod")),
+        ("go.sum", include_str!("tools/manifests/go.sum")),
+        ("main.go", include_str!("tools/manifests/main.go")),
+    ];
+    let dir = sources(cache, "kubernetes-manifests", "Kubernetes' types", &FILES, |go, bin| {
+        go.args(["build", "-o"]).arg(bin.join("manifests")).arg(".");
+    })?;
+    Ok(dir.join("bin/manifests"))
 }
 
 /// Returns a program from the Go module proxy, built into the cache as `NAME/bin/NAME`. Go is installed for the

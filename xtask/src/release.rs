@@ -6,6 +6,7 @@
 
 mod compile;
 mod documents;
+pub(crate) mod node_image;
 mod pack;
 
 use std::fs;
@@ -21,6 +22,7 @@ use rig::{Failed, tools};
 
 use crate::{deb, debian_compiler};
 use documents::Documents;
+use node_image::NodeImage;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -184,6 +186,15 @@ fn make(
         pack::lay(binary, runs, &documents, &top)?;
         pack::tarball(&top, &name(&format!("{machine}-linux.tar.xz")), commit)?;
         fs::copy(&documents.bill, name(&format!("{machine}-linux.cdx.json")))?;
+        let image = NodeImage {
+            binary,
+            runs,
+            notices: Some(&documents.notices),
+            machine,
+            hash: &commit.hash,
+            seconds: &commit.seconds,
+        };
+        image.make(&name(&format!("{machine}-image.tar")))?;
         let package = deb::Package {
             binary,
             runs,

@@ -27,6 +27,14 @@ pub struct GetCountsResponse {
     pub collected_items: u64,
     #[prost(uint64, tag = "12")]
     pub collected_bytes: u64,
+    #[prost(uint64, tag = "13")]
+    pub last_collection: u64,
+    #[prost(uint64, tag = "14")]
+    pub damaged_snapshots: u64,
+    #[prost(uint64, tag = "15")]
+    pub repaired_layers: u64,
+    #[prost(uint64, tag = "16")]
+    pub failed_repairs: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CallCounts {

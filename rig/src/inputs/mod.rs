@@ -86,6 +86,8 @@ enum Input {
     Crictl,
     /// kubelet 1.34, the node agent of Kubernetes, for the same: needs Go, takes some minutes
     Kubelet,
+    /// Kubernetes' types and Helm's engine, for tests of the manifests: needs Go
+    Manifests,
     /// pjdfstest, a test suite for file systems, for tests of users' containers
     Pjdfstest,
     /// cargo-deb, which makes the Debian package
@@ -122,6 +124,7 @@ pub fn run(args: &Args) -> Result<()> {
         Input::Containerd21,
         Input::Crictl,
         Input::Kubelet,
+        Input::Manifests,
         Input::Pjdfstest,
         Input::CargoDeb,
         Input::CargoDeny,
@@ -162,6 +165,7 @@ pub fn is_made(cache: &Cache, name: &str) -> bool {
         Input::CargoDeny => return tools::has_cargo_deny(cache),
         Input::Mdbook => return tools::has_mdbook(cache),
         Input::Suite => "snapshotter-suite-".to_owned(),
+        Input::Manifests => "kubernetes-manifests-".to_owned(),
         Input::Containerd => tools::CONTAINERD.entry(),
         Input::Containerd17 => tools::CONTAINERD_1_7.entry(),
         Input::Containerd21 => tools::CONTAINERD_2_1.entry(),
@@ -206,6 +210,7 @@ fn make(cache: &Cache, input: Input, refresh: bool) -> Result<Vec<String>> {
         Input::Docker => tools::docker(cache)?,
         Input::Crictl => tools::crictl(cache)?,
         Input::Kubelet => tools::kubelet(cache)?,
+        Input::Manifests => tools::manifests(cache)?,
         Input::Pjdfstest => tools::pjdfstest(cache)?,
         Input::CargoDeb => tools::cargo_deb(cache)?,
         Input::CargoDeny => tools::cargo_deny(cache)?,

@@ -119,7 +119,7 @@ fn checked(binary: PathBuf, prefixes: &[Prefix]) -> Result<PathBuf> {
 }
 
 /// Returns whether an ELF file of 64 bits, little-endian, names a dynamic linker. Source: elf(5).
-fn has_interpreter(elf: &[u8]) -> bool {
+pub(super) fn has_interpreter(elf: &[u8]) -> bool {
     let number = |at: usize, length: usize| {
         let bytes = elf.get(at..at + length).unwrap_or_default().iter().rev();
         bytes.fold(0_usize, |sum, byte| sum << 8 | usize::from(*byte))

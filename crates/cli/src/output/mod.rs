@@ -1,8 +1,6 @@
-//! Output: reports, tables, templates, filters of lists, progress and metrics.
+//! Output: reports, tables, templates, filters of lists and progress.
 
 pub(crate) mod list_filter;
-#[cfg(feature = "serve")]
-pub(crate) mod metrics;
 pub(crate) mod podman_text;
 pub(crate) mod progress;
 pub(crate) mod report;

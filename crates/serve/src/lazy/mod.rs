@@ -9,6 +9,7 @@ mod blob_sources;
 mod client;
 mod complete;
 mod end_guard;
+mod exposition;
 mod fill;
 mod fuse;
 mod keeper;
@@ -25,6 +26,7 @@ mod wire;
 
 pub use blob_sources::{BlobsOfImage, ImageBlobs, OtherBlobs, StoreBlobs};
 pub use client::{Brought, ClientError, LazyService};
+pub use exposition::{LazyTotals, device_metrics};
 pub use fill::{Cause, FillError, LayerFiller, LayerSource, PartOutcome};
 pub use fuse::{ConnectionId, DeviceServer, DeviceServerError, FuseDeviceError, Unread};
 pub use keeper::{Program, keep};

@@ -5,7 +5,6 @@
 //! last of them is sent.
 
 mod catalog;
-mod connection;
 mod content;
 mod error;
 mod lazy_layers;

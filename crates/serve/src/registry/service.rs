@@ -20,7 +20,6 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::RegistryResources;
 use super::catalog::Catalog;
-use super::connection::Patient;
 use super::content::{CheckedSources, Wanted, WantedSource, send};
 use super::error::Refused;
 use super::lazy_layers::LazyLayer;
@@ -28,6 +27,7 @@ use super::quota::{Held, Quota};
 use super::range::WantedRange;
 use super::response::{self, Body};
 use super::route::{Route, RouteError};
+use crate::http::connection::Patient;
 
 /// Maximum number of connections, of all clients and of one.
 const CONNECTIONS: (usize, usize) = (512, 64);

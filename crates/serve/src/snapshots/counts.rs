@@ -18,7 +18,7 @@ use containerd_api::counts::counts_server::Counts as CountsService;
 use containerd_api::counts::{CallCounts, GetCountsRequest, GetCountsResponse, OutcomeCount};
 
 /// Upper ends of the ranges of call durations, in microseconds. The last range has no end.
-pub const CALL_TIMES: [u64; 12] = [
+pub(super) const CALL_TIMES: [u64; 12] = [
     300,
     1_000,
     3_000,
@@ -54,6 +54,11 @@ pub(super) struct Counts {
     failed_collections: AtomicU64,
     collected_items: AtomicU64,
     collected_bytes: AtomicU64,
+    /// Time of the last collection that ended well, in seconds since 1970.
+    last_collection: AtomicU64,
+    damaged_snapshots: AtomicU64,
+    repaired_layers: AtomicU64,
+    failed_repairs: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -101,11 +106,13 @@ impl Counts {
         add(&self.committed_bytes, bytes);
     }
 
-    /// Counts a collection with the number and the size in bytes of the removed files.
-    pub(super) fn collected(&self, items: u64, bytes: u64) {
+    /// Counts a collection with the number and the size in bytes of the removed files, and its end in seconds since
+    /// 1970.
+    pub(super) fn collected(&self, items: u64, bytes: u64, end: u64) {
         add(&self.collections, 1);
         add(&self.collected_items, items);
         add(&self.collected_bytes, bytes);
+        self.last_collection.store(end, Ordering::Relaxed);
     }
 
     /// Counts a failed collection.
@@ -113,7 +120,17 @@ impl Counts {
         add(&self.failed_collections, 1);
     }
 
-    fn now(&self, instance: &str) -> GetCountsResponse {
+    /// Counts snapshots whose records are damaged.
+    pub(super) fn found_damaged(&self, snapshots: u64) {
+        add(&self.damaged_snapshots, snapshots);
+    }
+
+    /// Counts an attempt to read a layer with lost data again.
+    pub(super) fn repaired(&self, succeeded: bool) {
+        add(if succeeded { &self.repaired_layers } else { &self.failed_repairs }, 1);
+    }
+
+    pub(super) fn now(&self, instance: &str) -> GetCountsResponse {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         let calls = calls.iter().map(|(name, calls)| CallCounts {
@@ -139,6 +156,10 @@ impl Counts {
             failed_collections: of(&self.failed_collections),
             collected_items: of(&self.collected_items),
             collected_bytes: of(&self.collected_bytes),
+            last_collection: of(&self.last_collection),
+            damaged_snapshots: of(&self.damaged_snapshots),
+            repaired_layers: of(&self.repaired_layers),
+            failed_repairs: of(&self.failed_repairs),
         }
     }
 }
@@ -266,6 +287,12 @@ mod tests {
         counts.read(7);
         counts.read(8);
         counts.committed(9);
+        counts.collected(2, 3, 1_700_000_000);
+        counts.collected(2, 3, 1_700_000_001);
+        counts.found_damaged(4);
+        counts.repaired(true);
+        counts.repaired(false);
+        counts.repaired(false);
         let now = counts.now("e");
         let names: Vec<_> = now.calls.iter().map(|it| it.name.as_str()).collect();
         assert_eq!(names, ["Prepare", "other"]);
@@ -278,5 +305,10 @@ mod tests {
         assert_eq!(now.calls[0].histogram, [1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
         assert_eq!((now.read_layers, now.read_bytes), (2, 15));
         assert_eq!((now.committed_layers, now.committed_bytes, now.known_layers), (1, 9, 0));
+        assert_eq!(
+            (now.collections, now.collected_items, now.last_collection),
+            (2, 4, 1_700_000_001)
+        );
+        assert_eq!((now.damaged_snapshots, now.repaired_layers, now.failed_repairs), (4, 1, 2));
     }
 }

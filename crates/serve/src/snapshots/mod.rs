@@ -14,6 +14,7 @@ mod labels;
 mod layers;
 mod lazy;
 mod lengths;
+mod metrics;
 mod parent_chain;
 mod roots;
 mod settings;
@@ -22,9 +23,9 @@ mod snapshotter;
 mod space;
 mod state;
 
-pub use containerd_api::counts::{CallCounts, GetCountsResponse, OutcomeCount};
+pub use containerd_api::counts::GetCountsResponse;
 pub use content::{ContentError, PATIENCE};
-pub use counts::{CALL_TIMES, ask_counts};
+pub use counts::ask_counts;
 pub use error::SnapshotterError;
 pub use grpc::filter::{FilterError, Filters};
 pub use grpc::service::{ServeSnapshotsError, serve_snapshots};
@@ -34,6 +35,7 @@ pub use lazy::pull::{
     EngineChoices, EngineImages, LazyError, PullSecret, RegistrySettings, with_pull_secrets,
 };
 pub use lengths::{LABEL_MAX, LABELS_MAX, NAME_MAX};
+pub use metrics::engine::snapshotter_metrics;
 pub use settings::{CollectChoices, LazyChoices, SkipLayers, SnapshotAccess, SnapshotResources};
 pub use snapshotter::{SnapshotMount, Snapshotter};
 pub use state::SnapshotInfo;

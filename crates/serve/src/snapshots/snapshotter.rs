@@ -34,7 +34,7 @@ use super::settings::{SkipLayers, SnapshotAccess, SnapshotResources};
 use super::snapshot_lock::{NewSnapshot, SnapshotLocks, Taken};
 use super::space::deferred_delete::{Thrown, Trash};
 use super::space::quota::Quota;
-use super::state::{Root, SnapshotEntry, SnapshotInfo, State, Work};
+use super::state::{Root, SnapshotEntry, SnapshotInfo, State, Work, kind_name};
 
 /// A mount with which an engine reaches a root.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,6 +71,8 @@ impl Snapshotter {
     ) -> Result<Self, SnapshotterError> {
         let instance = open_snapshots(&store, instance)?;
         let (records, damaged) = instance.read()?;
+        let counts = Arc::new(Counts::default());
+        counts.found_damaged(damaged.len() as u64);
         for error in damaged {
             let error: &dyn std::error::Error = &error;
             tracing::error!(error, "ignoring a snapshot");
@@ -110,7 +112,7 @@ impl Snapshotter {
             locks: SnapshotLocks::new(state),
             trash: Trash::new(),
             quota,
-            counts: Arc::default(),
+            counts,
         };
         it.drop_spare();
         it.forget_names();
@@ -274,6 +276,13 @@ impl Snapshotter {
         let state = self.state();
         let infos = state.entries.values().map(|it| state.info(&it.record));
         infos.filter(|it| filters.hold(|field| it.field(field))).collect()
+    }
+
+    /// Returns the kind of each snapshot whose root is mounted.
+    pub(super) fn mounted_kinds(&self) -> Vec<&'static str> {
+        let state = self.state();
+        let mounted = state.entries.values().filter(|it| it.root != Root::No);
+        mounted.map(|it| kind_name(&it.record.kind)).collect()
     }
 
     /// Returns the space that a snapshot uses in addition to its parent.

@@ -27,16 +27,21 @@ impl SnapshotInfo {
         match field {
             [name] if name == "name" => Some(&self.record.name),
             [name] if name == "parent" => Some(&*self.parent).filter(|it| !it.is_empty()),
-            [name] if name == "kind" => Some(match self.record.kind {
-                SnapshotKind::View => "view",
-                SnapshotKind::Active(_) => "active",
-                SnapshotKind::Committed(_) | SnapshotKind::Directory(_) => "committed",
-            }),
+            [name] if name == "kind" => Some(kind_name(&self.record.kind)),
             [labels, rest @ ..] if labels == "labels" => {
                 self.record.labels.get(&rest.join(".")).map(String::as_str)
             }
             _ => None,
         }
+    }
+}
+
+/// Returns containerd's name of a kind.
+pub(super) const fn kind_name(kind: &SnapshotKind) -> &'static str {
+    match kind {
+        SnapshotKind::View => "view",
+        SnapshotKind::Active(_) => "active",
+        SnapshotKind::Committed(_) | SnapshotKind::Directory(_) => "committed",
     }
 }
 

@@ -10,7 +10,7 @@ use crate::lies::{Bringer, apply};
 use crate::{Engine, Stage, code, is_root, unpacked};
 
 /// Returns the only file of at least this size in a folder.
-fn file(folder: &Path, least: u64) -> PathBuf {
+pub(crate) fn file(folder: &Path, least: u64) -> PathBuf {
     let entries = fs::read_dir(folder).unwrap().map(|it| it.unwrap().path());
     let found = entries.filter_map(|it| match it.is_dir() {
         true => fs::read_dir(it).unwrap().next().map(|it| it.unwrap().path()),

@@ -8,6 +8,7 @@ mod faults;
 mod heal;
 mod lies;
 mod limits;
+mod metrics;
 mod roots;
 mod store;
 
@@ -18,8 +19,8 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::mpsc::{self, Sender};
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::Sender;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use ::store::{Form, FsckOptions, Moment, OpenOptions, Reference, Seconds, Store, Who};
@@ -169,21 +170,7 @@ impl Engine {
     }
 
     fn serve(stage: &Stage, snapshotter: Snapshotter) -> Self {
-        let socket = stage.socket();
-        let (stop, stopped) = mpsc::channel();
-        let (ready, is_ready) = mpsc::channel();
-        let (path, engine) = (socket.clone(), stage.engine());
-        let service = thread::spawn(move || {
-            let stop = move || {
-                let _stopped = stopped.recv();
-            };
-            serve_snapshots(snapshotter, &path, &engine, stop, || ready.send(()).unwrap()).unwrap();
-        });
-        is_ready.recv().unwrap();
-        assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
-        let (runtime, channel) = connect(&socket);
-        let differ = DiffClient::new(channel.clone());
-        Self { runtime, client: SnapshotsClient::new(channel), differ, stop, service }
+        Self::serve_with(stage, snapshotter, None)
     }
 
     /// Ends the service; its mounts stay.
@@ -393,7 +380,7 @@ fn wishes_that_are_refused() {
     let at = |socket: &Path| {
         let stage = Stage::new();
         let snapshotter = stage.open(None, SkipLayers::Unpack).unwrap();
-        let error = serve_snapshots(snapshotter, socket, socket, || {}, || {}).unwrap_err();
+        let error = serve_snapshots(snapshotter, socket, socket, None, || {}, || {}).unwrap_err();
         testing::chain(&error)
     };
     let other = || at(&socket);

@@ -46,8 +46,8 @@ pub struct ImageUse {
 }
 
 /// Disk use of a store. Every byte is in exactly one field, except that `unused_objects` is a part of `objects`,
-/// `unfinished` of `blobs`, and `unused_data` and `lazy_devices` of `data`. `images` divides `objects`, `data` and
-/// `image_files` among the images.
+/// `unfinished` of `blobs`, `unused_data` and `lazy_devices` of `data`, and `shared` of `objects` and `data`. `images`
+/// divides `objects`, `data` and `image_files` among the images.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DiskUse {
     /// Bytes on disk of objects.
@@ -80,6 +80,8 @@ pub struct DiskUse {
     pub unused_objects: u64,
     /// Part of `data`: bytes on disk that no image uses; layers may use them. Indexes are not included.
     pub unused_data: u64,
+    /// Part of `objects` and `data`: bytes on disk that several images use, counted once.
+    pub shared: u64,
     /// Each image, sorted by id.
     pub images: Vec<ImageUse>,
     /// Messages about files that cannot be read. Damaged names belong to no image; damaged images share nothing.
@@ -160,6 +162,7 @@ impl Store {
         let data = lazy_devices + late(self.devices.directory.get()?)?;
         let used: u64 = groups.iter().filter(|it| !it.0.is_empty()).map(|it| it.1).sum();
         let objects: u64 = sizes.values().sum();
+        let shared = groups.iter().filter(|it| it.0.len() > 1).map(|it| it.1).sum();
         let unused_data = (objects + devices).saturating_sub(used).saturating_sub(unused_objects);
         let images = share(images.collect(), &files, &groups);
         Ok(DiskUse {
@@ -167,6 +170,7 @@ impl Store {
             data,
             lazy_devices,
             unused_data,
+            shared,
             image_files: files.iter().sum(),
             layers: sum(&self.layers.directory)?,
             manifests: sum(&self.manifests.directory)?,

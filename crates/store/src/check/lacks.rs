@@ -238,6 +238,16 @@ impl Store {
         self.tmp.replace(&self.downloads.directory, name, &mark)
     }
 
+    /// Returns the number of images that a repair has marked because they lack data. Images that have got their data
+    /// back count until their next use.
+    ///
+    /// # Errors
+    /// [`DiskError`] if marks cannot be listed.
+    pub fn count_lacking(&self) -> Result<usize, DiskError> {
+        let names = self.downloads.list()?.names;
+        Ok(names.into_iter().filter(|it| matches!(it, BlobFile::Lacking(_))).count())
+    }
+
     /// Removes the marks of images that no longer lack data. Returns the other marked images.
     ///
     /// # Errors

@@ -1,13 +1,13 @@
 //! Prints the configuration that an engine needs to use the snapshotter.
 
 mod configuration;
-mod figures;
 pub(crate) mod findings;
 pub(crate) mod roots;
 
 use std::fmt;
 use std::path::Path;
 
+use anyhow::bail;
 use oci::manifest::Platform;
 use serde_json::json;
 
@@ -23,6 +23,8 @@ const DIFFERS: EngineVersion = EngineVersion::new(1, 7, 0);
 const CAPABILITIES: EngineVersion = EngineVersion::new(1, 7, 24);
 /// The capability that the snapshotter maps owners for user namespaces.
 const REMAP: &str = "remap-ids";
+/// First version whose runtimes may have snapshotters. Source: containerd#6899.
+const CLASSES: EngineVersion = EngineVersion::new(1, 7, 0);
 /// First version whose configuration has the third form.
 const SECOND: EngineVersion = EngineVersion::new(2, 0, 0);
 /// First version whose CRI pulls images through the transfer service.
@@ -67,6 +69,39 @@ pub(crate) fn config(
             Ok(k3s(version, socket, root))
         }
     }
+}
+
+/// Returns the configuration of a containerd in which only the pods of a runtime class use the service. `class` is the
+/// handler of that class, a name without special characters.
+pub(crate) fn config_for_class(
+    version: Option<EngineVersion>,
+    class: &str,
+    socket: &Path,
+    root: &Path,
+) -> anyhow::Result<EngineConfig> {
+    let version = version.unwrap_or(NEWEST);
+    if version < CLASSES {
+        bail!(
+            "containerd {version} has no snapshotters of runtime classes: {CLASSES} and later have \
+            them"
+        );
+    }
+    let (form, plugin) = match version < SECOND {
+        true => (2, "io.containerd.grpc.v1.cri"),
+        false => (3, "io.containerd.cri.v1.runtime"),
+    };
+    let plugins = plugins(version, socket, root);
+    let text = format!(
+        "version = {form}\n\n{plugins}\
+         [plugins.\"{plugin}\".containerd.runtimes.{class}]\n  \
+         runtime_type = \"io.containerd.runc.v2\"\n  snapshotter = \"quire\"\n"
+    );
+    let remark = format!(
+        "add these lines to /etc/containerd/config.toml. If the runtime runc has options there, \
+        such as SystemdCgroup, give the runtime {class} the same ones. Then restart containerd, \
+        and make a runtime class with the handler {class}"
+    );
+    Ok(EngineConfig { text, remark })
 }
 
 /// Returns Docker's configuration. Its storage driver is the snapshotter's name. Source: moby#43983.
@@ -210,6 +245,32 @@ mod tests {
             old.starts_with("containerd 1.5.9 is too old: `--print-config` supports 1.6"),
             "{old}"
         );
+    }
+
+    #[test]
+    fn a_runtime_class_leaves_other_pods_alone() {
+        let text = |version: &str| {
+            let version = Some(version.parse().unwrap());
+            config_for_class(version, "my-quire", Path::new("/s"), Path::new("/r")).unwrap().text
+        };
+        for (version, cri, runtime) in [
+            ("1.7.24", "io.containerd.grpc.v1.cri", "io.containerd.grpc.v1.cri"),
+            ("2.4", "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime"),
+        ] {
+            let parsed: toml::Table = text(version).parse().unwrap();
+            let plugins = &parsed["plugins"];
+            let class = &plugins[runtime]["containerd"]["runtimes"]["my-quire"];
+            assert_eq!(class["snapshotter"].as_str(), Some("quire"), "{version}");
+            assert_eq!(class["runtime_type"].as_str(), Some("io.containerd.runc.v2"), "{version}");
+            // The snapshotter of all other pods stays.
+            let images = plugins.get(cri).and_then(|it| it.get("snapshotter"));
+            let old = plugins.get(cri).and_then(|it| it.get("containerd")?.get("snapshotter"));
+            assert!(images.is_none() && old.is_none(), "{version}");
+            assert_eq!(parsed["proxy_plugins"]["quire-diff"]["type"].as_str(), Some("diff"));
+        }
+        let old = Some("1.6".parse().unwrap());
+        let old = config_for_class(old, "quire", Path::new("/s"), Path::new("/r")).unwrap_err();
+        assert!(old.to_string().contains("1.7 and later"), "{old}");
     }
 
     #[test]

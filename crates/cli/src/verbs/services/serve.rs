@@ -26,7 +26,9 @@ impl VerbArgs for Serve {
         from this service, on a socket. The files of their images are in the store, each once and with its \
         digest. The engine must be configured: `--print-config` prints the lines to add to its configuration, \
         and `quire doctor` finds errors in it. Containers and their roots outlive the service, and the next \
-        one takes them over. Settings are in the table `[snapshotter]` of /etc/quire/serve.toml.\n\n\
+        one takes them over. Settings are in the table `[snapshotter]` of /etc/quire/serve.toml. With `--metrics`, \
+        the service serves metrics for Prometheus at `/metrics` by HTTP, and `/healthz` for health checks: whether \
+        engines can connect.\n\n\
         `--mounts`: users who are not root get images from the kernel, for `quire run --via service`. The \
         service trusts none of their data. The table `[mounts]` of /etc/quire/serve.toml lists the users that \
         it serves. Its mounts outlive it.\n\n\

@@ -9,6 +9,7 @@ use anyhow::{Context as _, bail};
 use clap::ValueEnum as _;
 pub(crate) use mounts::{COPIES, MountsSettings};
 use serve::lazy::NO_TRACE;
+use serve::metrics::MetricsAddress;
 use store::check_trace_name;
 use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
@@ -24,8 +25,8 @@ const SYSTEM: &str = "/etc/quire/serve.toml";
 const KEYS: &str =
     "lazy-timeout, prefetch, complete, complete-after and the tables [snapshotter] and [mounts]";
 /// All keys of the table for the snapshotter.
-const SNAPSHOTTER_KEYS: &str =
-    "socket, engine, instance, skip, lazy, trust-index, image-service and gc-above";
+const SNAPSHOTTER_KEYS: &str = "socket, engine, instance, skip, lazy, trust-index, image-service, gc-above, metrics \
+    and metrics-remote";
 
 /// The settings in a file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -79,6 +80,10 @@ pub(crate) struct SnapshotterSettings {
     pub(crate) image_service: Option<PathBuf>,
     /// Disk usage in percent above which space is freed without a pause.
     pub(crate) gc_above: Option<u8>,
+    /// Where metrics are served.
+    pub(crate) metrics: Option<MetricsAddress>,
+    /// Whether other hosts may reach that address.
+    pub(crate) metrics_remote: Option<bool>,
 }
 
 /// Default socket of the service.
@@ -103,6 +108,7 @@ pub(crate) struct SnapshotterChoices {
     pub(crate) trust_repository: bool,
     pub(crate) image_service: Option<PathBuf>,
     pub(crate) gc_above: u8,
+    pub(crate) metrics: Option<MetricsAddress>,
 }
 
 impl SnapshotterChoices {
@@ -112,13 +118,26 @@ impl SnapshotterChoices {
         let settings = ServeFile::new(args.config.as_deref());
         let file = settings.load()?.snapshotter;
         let path = settings.path.display();
-        let choices = Self::as_set(SnapshotterSettings {
+        // An address on the command line has its own permission.
+        let (metrics, metrics_remote) = match &args.metrics {
+            Some(address) => (Some(address.clone()), Some(args.metrics_remote)),
+            None => (file.metrics, file.metrics_remote),
+        };
+        let set = SnapshotterSettings {
             socket: args.socket.clone().or(file.socket),
             engine: args.engine.clone().or(file.engine),
             instance: args.instance.clone().or(file.instance),
             skip: args.skip.or(file.skip),
+            gc_above: args.gc_above.or(file.gc_above),
+            metrics,
+            metrics_remote,
             ..file
-        });
+        };
+        check_metrics(&set).with_context(|| match args.metrics {
+            Some(_) => "--metrics".to_owned(),
+            None => path.to_string(),
+        })?;
+        let choices = Self::as_set(set);
         if choices.lazy && choices.skip != args::Skip::Download {
             bail!(
                 "{path}: lazy = true below [snapshotter] needs skip = \"download\" as well: \
@@ -146,7 +165,23 @@ impl SnapshotterChoices {
             trust_repository: set.trust_repository.unwrap_or_default(),
             image_service: set.image_service,
             gc_above: set.gc_above.unwrap_or(GC_ABOVE),
+            metrics: set.metrics,
         }
+    }
+}
+
+/// Refuses an address that other hosts reach, unless the settings allow it.
+fn check_metrics(set: &SnapshotterSettings) -> anyhow::Result<()> {
+    let is_remote = set.metrics_remote.unwrap_or_default();
+    match &set.metrics {
+        Some(address) if !address.is_local() && !is_remote => bail!(
+            "other hosts reach {address}, without a password or encryption: use an address such as \
+            127.0.0.1:9110, or allow it by metrics-remote = true (`--metrics-remote`)"
+        ),
+        None if is_remote => bail!(
+            "metrics-remote = true needs an address: write metrics = \"0.0.0.0:9110\" as well"
+        ),
+        _ => Ok(()),
     }
 }
 
@@ -198,20 +233,26 @@ impl ServeFile {
 
     /// Describes the settings for `serve --lazy` in one line for people.
     pub(crate) fn lazy(&self) -> Result<String, String> {
-        self.describe("--lazy", |settings| {
-            let ServeSettings { lazy_timeout, prefetch, complete, complete_after, .. } = settings;
-            [
-                lazy_timeout.map(|it| format!("lazy-timeout {it}")),
-                prefetch.map(|it| format!("prefetch {it}")),
-                complete.map(|it| format!("complete {it}")),
-                complete_after.map(|it| format!("complete-after {it}")),
-            ]
-        })
+        self.describe(
+            "--lazy",
+            |_| Ok(()),
+            |settings| {
+                let ServeSettings { lazy_timeout, prefetch, complete, complete_after, .. } =
+                    settings;
+                [
+                    lazy_timeout.map(|it| format!("lazy-timeout {it}")),
+                    prefetch.map(|it| format!("prefetch {it}")),
+                    complete.map(|it| format!("complete {it}")),
+                    complete_after.map(|it| format!("complete-after {it}")),
+                ]
+            },
+        )
     }
 
     /// Describes the settings for `serve --snapshotter` in one line for people.
     pub(crate) fn snapshotter(&self) -> Result<String, String> {
-        self.describe("--snapshotter", |settings| {
+        let check = |settings: &ServeSettings| check_metrics(&settings.snapshotter);
+        self.describe("--snapshotter", check, |settings| {
             let SnapshotterSettings {
                 socket,
                 engine,
@@ -221,6 +262,8 @@ impl ServeFile {
                 trust_repository,
                 image_service,
                 gc_above,
+                metrics,
+                metrics_remote,
             } = settings.snapshotter;
             [
                 socket.map(|it| format!("socket {}", it.display())),
@@ -235,22 +278,29 @@ impl ServeFile {
                 }),
                 image_service.map(|it| format!("image-service {}", it.display())),
                 gc_above.map(|it| format!("gc-above {it}")),
+                metrics.map(|it| format!("metrics {it}")),
+                metrics_remote.map(|it| format!("metrics-remote {it}")),
             ]
         })
     }
 
     /// Describes the settings for `serve --mounts` in one line for people.
     pub(crate) fn mounts(&self) -> Result<String, String> {
-        self.describe("--mounts", |settings| settings.mounts.told())
+        self.describe("--mounts", |_| Ok(()), |settings| settings.mounts.told())
     }
 
     fn describe<const N: usize>(
         &self,
         option: &str,
+        check: impl FnOnce(&ServeSettings) -> anyhow::Result<()>,
         told: impl FnOnce(ServeSettings) -> [Option<String>; N],
     ) -> Result<String, String> {
         let path = self.path.display();
-        let settings = match self.read() {
+        let checked = |settings: ServeSettings| -> anyhow::Result<ServeSettings> {
+            check(&settings).with_context(|| path.to_string())?;
+            Ok(settings)
+        };
+        let settings = match self.read().and_then(|it| it.map(checked).transpose()) {
             Ok(Some(settings)) => settings,
             Ok(None) => return Ok(format!("defaults ({path} does not exist)")),
             Err(error) => return Err(format!("`quire serve {option}` does not start: {error:#}")),
@@ -395,6 +445,18 @@ fn set_snapshotter(
                 0 to 100",
             )?);
         }
+        "metrics" => {
+            let address = text.and_then(MetricsAddress::parse);
+            settings.metrics = Some(address.context(
+                "metrics is neither an address with a port nor an absolute path: write metrics = \
+                \"127.0.0.1:9110\", or \"/run/quire/metrics.sock\"",
+            )?);
+        }
+        "metrics-remote" => {
+            let is_remote = value.get_ref().as_bool();
+            settings.metrics_remote =
+                Some(is_remote.context("metrics-remote is neither true nor false")?);
+        }
         "trust-index" => match text {
             Some(trust @ ("signed" | "repository")) => {
                 settings.trust_repository = Some(trust == "repository");
@@ -490,7 +552,8 @@ mod tests {
     fn the_snapshotter_has_a_table() {
         let parsed = parse(
             "complete = true\n[snapshotter]\nsocket = \"/s\"\nengine = \"/e\"\ninstance = \"k3s\"\nskip = \"download\"\n\
-             lazy = true\ntrust-index = \"repository\"\nimage-service = \"/i\"\ngc-above = 0",
+             lazy = true\ntrust-index = \"repository\"\nimage-service = \"/i\"\ngc-above = 0\n\
+             metrics = \"127.0.0.1:9110\"\nmetrics-remote = false",
             "f",
         )
         .unwrap();
@@ -503,6 +566,8 @@ mod tests {
             trust_repository: Some(true),
             image_service: Some("/i".into()),
             gc_above: Some(0),
+            metrics: MetricsAddress::parse("127.0.0.1:9110"),
+            metrics_remote: Some(false),
         };
         assert_eq!((parsed.complete, parsed.snapshotter), (Some(true), expect));
         for (text, expect) in [
@@ -534,7 +599,16 @@ mod tests {
             (
                 "[snapshotter]\n\"so\\u001bcket\" = 1",
                 "f, line 2: \"so\\u{1b}cket\" is not a setting of [snapshotter]: use socket, \
-                 engine, instance, skip, lazy, trust-index, image-service and gc-above",
+                 engine, instance, skip, lazy, trust-index, image-service, gc-above, metrics and metrics-remote",
+            ),
+            (
+                "[snapshotter]\nmetrics = \"localhost:9110\"",
+                "f, line 2: metrics is neither an address with a port nor an absolute path: write \
+                 metrics = \"127.0.0.1:9110\", or \"/run/quire/metrics.sock\"",
+            ),
+            (
+                "[snapshotter]\nmetrics-remote = \"yes\"",
+                "f, line 2: metrics-remote is neither true nor false",
             ),
             (
                 "[snapshotter]\ngc-above = 101",
@@ -544,6 +618,35 @@ mod tests {
         ] {
             assert_eq!(format!("{:#}", parse(text, "f").unwrap_err()), expect, "{text}");
         }
+    }
+
+    /// Metrics have no password and no encryption.
+    #[test]
+    fn metrics_for_other_hosts_must_be_allowed() {
+        let check = |text: &str, expect: Option<&str>| {
+            let settings = parse(&format!("[snapshotter]\n{text}"), "f").unwrap().snapshotter;
+            let refused = check_metrics(&settings).err().map(|it| it.to_string());
+            match (&refused, expect) {
+                (Some(refused), Some(part)) => assert!(refused.contains(part), "{text}: {refused}"),
+                _ => assert_eq!(refused.is_some(), expect.is_some(), "{text}: {refused:?}"),
+            }
+        };
+        check("", None);
+        for local in ["127.0.0.1:9110", "[::1]:9110", "/run/quire/metrics.sock"] {
+            check(&format!("metrics = \"{local}\""), None);
+        }
+        for other in ["0.0.0.0:9110", "10.0.0.5:9110", "[::]:9110"] {
+            check(&format!("metrics = \"{other}\""), Some("metrics-remote = true"));
+            check(&format!("metrics = \"{other}\"\nmetrics-remote = false"), Some("other hosts"));
+            check(&format!("metrics = \"{other}\"\nmetrics-remote = true"), None);
+        }
+        check("metrics-remote = true", Some("needs an address"));
+        // `doctor` finds the same errors.
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("serve.toml");
+        fs::write(&path, "[snapshotter]\nmetrics = \"0.0.0.0:1\"").unwrap();
+        let refused = ServeFile::new(Some(&path)).snapshotter().unwrap_err();
+        assert!(refused.contains("does not start") && refused.contains("other hosts"), "{refused}");
     }
 
     #[test]

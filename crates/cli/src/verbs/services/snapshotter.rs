@@ -3,18 +3,18 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
+use serve::metrics::{MetricsAddress, MetricsListener};
 use serve::snapshots::{
     CollectChoices, EngineChoices, EngineImages, LazyChoices, PATIENCE, SkipLayers,
     SnapshotResources, Snapshotter, serve_snapshots,
 };
-use store::OpenOptions;
+use store::{OpenOptions, Store};
 use transfer::lazy::TrustIndex;
 
 use crate::output::report;
 use crate::session::context::{Context, moment};
 use crate::verbs::images::registry::pull::{pauses, settings};
-use crate::verbs::services::engine_version::EngineVersion;
 use crate::verbs::services::engines;
 use crate::verbs::services::lazy::{resources, starter};
 use crate::verbs::services::notify::{self, ServiceStep};
@@ -30,7 +30,7 @@ pub(crate) fn serve(
 ) -> anyhow::Result<Answer> {
     let wanted = SnapshotterChoices::from_args(args)?;
     if let Some(engine) = args.print_config {
-        return print_config(context, args.version, &wanted, engine);
+        return print_config(context, args, &wanted, engine);
     }
     if !context.who().is_host_root() {
         bail!("serve --snapshotter: only the host's root may mount roots for an engine");
@@ -62,6 +62,9 @@ pub(crate) fn serve(
         }),
         patience: PATIENCE,
     };
+    // Errors of the address are reported before engines connect.
+    let metrics = wanted.metrics.as_ref().map(|it| listen_for_metrics(it, &store)).transpose()?;
+    let metrics_at = metrics.as_ref().map(|it| shown(it.address()));
     let ready = || {
         if !context.is_quiet() {
             let text = format!(
@@ -71,6 +74,9 @@ pub(crate) fn serve(
             );
             // A failed write is ignored, because the process that started the service may have closed the pipe.
             let _told = report::line(&text);
+            if let Some(address) = &metrics_at {
+                let _told = report::line(&format!("metrics at {address}"));
+            }
         }
         notify::tell(ServiceStep::Ready);
     };
@@ -80,10 +86,28 @@ pub(crate) fn serve(
         let (starts, image_service) = (wanted.lazy, wanted.image_service.clone());
         environment.lazy = Some(LazyChoices { images, starts, image_service });
         let snapshotter = Snapshotter::open(store, &wanted.instance, environment)?;
-        Ok(serve_snapshots(snapshotter, &wanted.socket, &wanted.engine, stop, ready)?)
+        Ok(serve_snapshots(snapshotter, &wanted.socket, &wanted.engine, metrics, stop, ready)?)
     };
     notify::serve_until_asked(work)??;
     Ok(Answer::Yes)
+}
+
+/// Listens for clients that request metrics.
+fn listen_for_metrics(address: &MetricsAddress, store: &Store) -> anyhow::Result<MetricsListener> {
+    MetricsListener::bind(address, store.who()).with_context(|| {
+        format!(
+            "cannot listen for metrics on {address}: set another address as metrics below \
+            [snapshotter], for example if another service uses this one"
+        )
+    })
+}
+
+/// Returns an address of metrics as a user types it.
+fn shown(address: &MetricsAddress) -> String {
+    match address {
+        MetricsAddress::Network(address) => format!("http://{address}/metrics"),
+        MetricsAddress::Socket(path) => format!("{}, by HTTP", path.display()),
+    }
 }
 
 /// Returns the settings for pulls of images whose layers are not downloaded.
@@ -114,12 +138,19 @@ fn engine_choices(
 /// error.
 fn print_config(
     context: &Context,
-    version: Option<EngineVersion>,
+    args: &crate::verbs::services::serve::args::Serve,
     wanted: &SnapshotterChoices,
     engine: args::Engine,
 ) -> anyhow::Result<Answer> {
     let socket = std::path::absolute(&wanted.socket)?;
-    let config = engines::config(engine, version, &socket, &context.store_directory()?)?;
+    let root = context.store_directory()?;
+    let config = match &args.runtime_class {
+        None => engines::config(engine, args.version, &socket, &root)?,
+        Some(class) if engine == args::Engine::Containerd => {
+            engines::config_for_class(args.version, class, &socket, &root)?
+        }
+        Some(_) => bail!("--runtime-class is for `--print-config containerd`"),
+    };
     report::line(config.text.trim_end())?;
     context.remark(&config.remark);
     Ok(Answer::Yes)

@@ -18,7 +18,7 @@ use crate::{Place, Ran, add_programs, is_root, write};
 
 /// Lines of pages and examples that are not run: the page or `help VERB`, the beginning of the line, and the
 /// reason.
-const NOT_RUN: [(&str, &str, &str); 75] = [
+const NOT_RUN: [(&str, &str, &str); 81] = [
     ("README.md", "sudo apt install ", "installs a release; the tier `package` does it"),
     ("README.md", "sudo ./install.sh", "installs a release"),
     ("docs/docker-users.md", "buildah ", "buildah; the tests `makers` import its images"),
@@ -98,6 +98,11 @@ const NOT_RUN: [(&str, &str, &str); 75] = [
     ("docs/lazy.md", "quire trace ", "as above"),
     ("docs/lazy.md", "quire index --push REF", "as above"),
     ("docs/lazy.md", "systemctl ", "systemd; `vm newest systemd` does it"),
+    ("docs/nodes.md", "cargo xtask node-image ", "builds Quire; a test of `xtask` makes an image"),
+    ("docs/nodes.md", "ctr ", "containerd; the tests `daemon_set` do it"),
+    ("docs/nodes.md", "kubectl ", "Kubernetes; the tests `daemon_set` run the pod"),
+    ("docs/nodes.md", "helm ", "Kubernetes; the tests `manifests` render the chart"),
+    ("docs/nodes.md", "exec quire serve ", "a service; the tests `engines` start it"),
     ("docs/operations.md", "quire serve --registry ", "a service; the tests `peers` start it"),
     ("docs/release.md", "minisign ", "files of a release"),
     ("docs/release.md", "sha256sum ", "as above"),

@@ -4,11 +4,15 @@ mod compare;
 #[cfg(feature = "registry")]
 mod cri;
 #[cfg(feature = "registry")]
+mod daemon_set;
+#[cfg(feature = "registry")]
 mod kubelet;
 #[cfg(feature = "registry")]
 mod lazy;
+mod manifests;
 mod operators;
 mod podman;
+mod prometheus;
 mod trees;
 
 use std::collections::BTreeSet;
@@ -112,6 +116,8 @@ pub(crate) enum Engine {
     Newest,
     /// The newest version, which passes layers to the differ of the service.
     NewestWithDiffer,
+    /// As above, but only pods of the runtime class `quire` use the service.
+    NewestForClass,
     /// Another version that also passes layers to the differ.
     Version(&'static str),
 }
@@ -120,7 +126,7 @@ impl Engine {
     const fn version(self) -> &'static str {
         match self {
             Self::Debians => "1.6",
-            Self::Newest | Self::NewestWithDiffer => "2.4",
+            Self::Newest | Self::NewestWithDiffer | Self::NewestForClass => "2.4",
             Self::Version(version) => version,
         }
     }
@@ -134,7 +140,7 @@ impl Engine {
 
 /// A containerd with a separate folder, and its client.
 pub(crate) struct Containerd {
-    _daemon: Service,
+    daemon: Service,
     ctr: PathBuf,
     pub(crate) socket: PathBuf,
 }
@@ -159,20 +165,40 @@ impl Containerd {
         settings: &str,
         tables: &str,
     ) -> Self {
+        let command = Command::new(programs.join("containerd"));
+        Self::start_by(command, place, engine, programs, snapshotter, settings, tables)
+    }
+
+    /// Like `start_with`, by a command that starts the program, and gets more arguments.
+    #[expect(clippy::too_many_arguments, reason = "most callers use the functions above")]
+    pub(crate) fn start_by(
+        mut command: Command,
+        place: &Place,
+        engine: Engine,
+        programs: &Path,
+        snapshotter: &Path,
+        settings: &str,
+        tables: &str,
+    ) -> Self {
         let folder = place.path("engine");
         fs::create_dir_all(&folder).unwrap();
         let socket = folder.join("socket");
         // The test uses the configuration that the service prints, with other paths.
         let arguments = ["serve", "--snapshotter", "--print-config", "containerd", "--version"];
-        let mut command = place.command(&arguments);
-        let printed = Ran::from_output(
-            &command.arg(engine.version()).arg("--socket").arg(snapshotter).output().unwrap(),
-        );
+        let mut print = place.command(&arguments);
+        print.arg(engine.version()).arg("--socket").arg(snapshotter);
+        if matches!(engine, Engine::NewestForClass) {
+            print.args(["--runtime-class", "quire"]);
+        }
+        let printed = Ran::from_output(&print.output().unwrap());
         assert_eq!(printed.code, Some(0), "{}", printed.err);
         let (first, rest) = printed.out.split_once('\n').unwrap();
         let rest = match engine {
             Engine::Newest => rest.replace("differ = \"quire-diff\"", "differ = \"walking\""),
-            Engine::Debians | Engine::NewestWithDiffer | Engine::Version(_) => rest.to_owned(),
+            Engine::Debians
+            | Engine::NewestWithDiffer
+            | Engine::NewestForClass
+            | Engine::Version(_) => rest.to_owned(),
         };
         let config = format!(
             "{first}\nroot = {:?}\nstate = {:?}\n{settings}\n[grpc]\naddress = {socket:?}\n{rest}\n{tables}",
@@ -184,12 +210,16 @@ impl Containerd {
         let path = std::env::var("PATH").unwrap();
         let path = format!("{}:{path}:/usr/sbin", programs.display());
         let log = fs::File::create(folder.join("log")).unwrap();
-        let mut command = Command::new(programs.join("containerd"));
         command.arg("--config").arg(folder.join("config.toml")).env("PATH", path);
         let daemon = command.stdout(Stdio::null()).stderr(log).spawn().unwrap();
-        let it = Self { _daemon: Service(daemon), ctr: programs.join("ctr"), socket };
+        let it = Self { daemon: Service(daemon), ctr: programs.join("ctr"), socket };
         wait_for("containerd answers", || it.ctr("version").code == Some(0));
         it
+    }
+
+    /// Returns the id of the process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.daemon.0.id()
     }
 
     fn output(&self, line: &str) -> Output {

@@ -18,6 +18,7 @@ use tonic::{Code, Request, Response, Status};
 use super::cri_proxy::ImageService;
 use super::filter::Filters;
 use super::status::status;
+use crate::metrics::{MetricsListener, MetricsPages, serve_metrics};
 use crate::snapshots::cancellation::Caller;
 use crate::snapshots::content::{ContentStore, EngineHeaders};
 use crate::snapshots::counts::{Asked, Counted};
@@ -26,6 +27,7 @@ use crate::snapshots::error::SnapshotterError;
 use crate::snapshots::labels::Labels;
 use crate::snapshots::layers::heal::LostLayer;
 use crate::snapshots::lazy::LazyLabels;
+use crate::snapshots::metrics::page::NodeMetrics;
 use crate::snapshots::settings::SnapshotAccess;
 use crate::snapshots::snapshotter::{SnapshotMount, Snapshotter};
 use crate::snapshots::space::collect::{CollectRequests, Collector};
@@ -56,12 +58,13 @@ pub enum ServeSnapshotsError {
     Serve(#[source] tonic::transport::Error),
 }
 
-/// Serves an engine at `socket` until `stop` returns. `engine` is the engine's own socket. `ready` is called when the
-/// engine can connect.
+/// Serves an engine at `socket` until `stop` returns. `engine` is the engine's own socket. Metrics are served at
+/// `metrics`, if it is given. `ready` is called when the engine can connect.
 pub fn serve_snapshots(
     snapshotter: Snapshotter,
     socket: &Path,
     engine: &Path,
+    mut metrics: Option<MetricsListener>,
     stop: impl FnOnce() + Send + 'static,
     ready: impl FnOnce(),
 ) -> Result<(), ServeSnapshotsError> {
@@ -73,6 +76,7 @@ pub fn serve_snapshots(
         .build()
         .map_err(ServeSnapshotsError::Start)?;
     let choices = snapshotter.environment.collect;
+    let metrics_file = metrics.as_mut().and_then(MetricsListener::take_file);
     let (collector, collect) = choices.map(|it| Collector::start(&snapshotter, it)).unzip();
     let served = runtime.block_on(async {
         let (over, is_over) = tokio::sync::watch::channel(());
@@ -88,6 +92,15 @@ pub fn serve_snapshots(
         let (snapshots, blobs) = (Arc::clone(&snapshotter), content.clone());
         let service = Service { snapshotter: snapshots, content: blobs, collect };
         let service = Counted { service: SnapshotsServer::new(service), counts: counts() };
+        if let Some(listener) = metrics {
+            let node = NodeMetrics::new(Arc::clone(&snapshotter));
+            let pages = MetricsPages {
+                metrics: Box::new(move || node.text()),
+                engine_socket: socket.to_owned(),
+            };
+            // It ends with the runtime.
+            drop(tokio::spawn(serve_metrics(listener, pages)));
+        }
         ready();
         let differ = Differ { snapshotter: Arc::clone(&snapshotter), content };
         let differ = Counted { service: DiffServer::new(differ), counts: counts() };
@@ -128,6 +141,9 @@ pub fn serve_snapshots(
     // service.
     if !matches!(served, Err(ServeSnapshotsError::Listen { .. })) {
         drop(fs::remove_file(socket));
+    }
+    if let Some(file) = metrics_file {
+        file.remove();
     }
     snapshotter.stop();
     runtime.shutdown_timeout(LAST_CALLS);
@@ -232,6 +248,7 @@ impl Service {
         let look = move || snapshotter.lost_layers(&name, &below);
         let lost = tokio::task::spawn_blocking(look).await.unwrap_or_default();
         for LostLayer { diff_id, blobs } in lost {
+            let mut succeeded = false;
             for claim in blobs {
                 let (_caller, wanted) = Caller::new();
                 let blob = match self.content.read(&claim.digest, headers, &wanted).await {
@@ -248,6 +265,7 @@ impl Service {
                 match tokio::task::spawn_blocking(read).await {
                     Ok(Ok(())) => {
                         tracing::info!(layer = %diff_id, blob = %digest, "repaired a damaged layer");
+                        succeeded = true;
                         break;
                     }
                     Ok(Err(error)) => {
@@ -257,6 +275,7 @@ impl Service {
                     Err(error) => tracing::error!(%error, "reading a layer again failed"),
                 }
             }
+            self.snapshotter.counts.repaired(succeeded);
         }
     }
 

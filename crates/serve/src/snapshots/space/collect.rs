@@ -140,7 +140,8 @@ fn collect(snapshotter: &Snapshotter, stop: &AtomicBool) {
     let took = begun.elapsed();
     match collected {
         Ok((_, swept)) => {
-            snapshotter.counts.collected(swept.removed, swept.freed);
+            let end = u64::try_from((snapshotter.environment.now)().seconds).unwrap_or_default();
+            snapshotter.counts.collected(swept.removed, swept.freed, end);
             let (removed, freed, set_aside) = (swept.removed, swept.freed, swept.set_aside);
             if removed == 0 {
                 tracing::debug!(?took, "no data to free");

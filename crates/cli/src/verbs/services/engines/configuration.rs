@@ -103,6 +103,16 @@ impl Containerd {
         rest.iter().try_fold(self.table.get(*first)?, |value, key| value.get(*key))
     }
 
+    /// Whether a runtime of CRI has this snapshotter, so that only pods of a runtime class use it.
+    pub(crate) fn has_class(&self, snapshotter: &str) -> bool {
+        let runtimes = match self.form() {
+            ..=2 => self.get(&["plugins", "io.containerd.grpc.v1.cri", "containerd", "runtimes"]),
+            _ => self.get(&["plugins", "io.containerd.cri.v1.runtime", "containerd", "runtimes"]),
+        };
+        let mut runtimes = runtimes.and_then(Value::as_table).into_iter().flatten();
+        runtimes.any(|(_, it)| it.get("snapshotter").and_then(Value::as_str) == Some(snapshotter))
+    }
+
     /// Returns the form of the file, which is its `version`.
     pub(crate) fn form(&self) -> i64 {
         self.get(&["version"]).and_then(Value::as_integer).unwrap_or(1)
@@ -254,6 +264,24 @@ mod tests {
         }
         let deep = format!("a = {}{}", "[".repeat(5_000), "]".repeat(5_000));
         assert_eq!(self::read(&[(main, &deep)]).unusable.len(), 1);
+    }
+
+    #[test]
+    fn runtimes_with_a_snapshotter_are_found() {
+        let of = |version: u32, plugin: &str| {
+            let text = format!(
+                "version = {version}\n[plugins.\"{plugin}\".containerd.runtimes.runc]\nsnapshotter = \"\"\n\
+                 [plugins.\"{plugin}\".containerd.runtimes.own]\nsnapshotter = \"quire\""
+            );
+            let read = read(&[("/etc/containerd/config.toml", &text)]);
+            (read.has_class("quire"), read.has_class("other"))
+        };
+        assert_eq!(of(2, "io.containerd.grpc.v1.cri"), (true, false));
+        assert_eq!(of(3, "io.containerd.cri.v1.runtime"), (true, false));
+        // In the third form, containerd does not read this table.
+        assert_eq!(of(3, "io.containerd.grpc.v1.cri"), (false, false));
+        let odd = read(&[("/etc/containerd/config.toml", "version = 3\nplugins = 1")]);
+        assert!(!odd.has_class("quire"));
     }
 
     #[test]

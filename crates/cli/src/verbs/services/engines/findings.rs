@@ -362,7 +362,7 @@ impl Containerd {
         };
         let chosen = images.and_then(|it| it.get("snapshotter")?.as_str());
         if chosen != Some(name) {
-            if is_kubernetes {
+            if is_kubernetes && !self.has_class(name) {
                 let next = match report.engine {
                     "k3s" => format!(
                         "write `snapshotter: {name}` into /etc/rancher/k3s/config.yaml, and restart k3s"

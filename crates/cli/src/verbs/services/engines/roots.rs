@@ -7,14 +7,13 @@ use anyhow::Context as _;
 use image::verity::ImageId;
 use kernel::mount::Mounted;
 use serde::Serialize;
-use serve::snapshots::ask_counts;
+use serve::snapshots::{ask_counts, snapshotter_metrics};
 use store::{SnapshotKind, Store, StoredSnapshot};
 
 use crate::Answer;
 use crate::output::report::{self, Time};
 use crate::output::table;
 use crate::session::context::Context;
-use crate::verbs::services::engines::figures::metrics;
 use crate::verbs::services::service_config::{ServeFile, SnapshotterChoices};
 
 /// A snapshot of an engine.
@@ -79,7 +78,7 @@ pub(crate) fn list_roots(
         let counts = ask_counts(&socket)
             .with_context(|| format!("cannot reach the service at {}", socket.display()))?;
         report::line(
-            metrics(
+            snapshotter_metrics(
                 counts.as_ref(),
                 found
                     .iter()

@@ -1,19 +1,18 @@
 //! `ps --lazy`: shows the progress of the devices of lazily mounted images.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use image::lazy::hot::BLOCK;
 use serde::Serialize;
 use serve::lazy::{
-    DeviceStatus, LastFailure, LazyCounts, LazyFailures, LazyService, WAITS, folder_of, log_of,
+    DeviceStatus, LastFailure, LazyCounts, LazyFailures, LazyService, device_metrics, folder_of,
+    log_of,
 };
 use store::{OpenImage, Store};
 
 use crate::Answer;
-use crate::output::metrics::{head, histogram};
 use crate::output::report::{self, Bytes};
 use crate::output::table;
 use crate::session::context::Context;
@@ -190,7 +189,8 @@ pub(crate) fn list(context: &Context, store: &Store, metrics: bool) -> anyhow::R
     };
     let names = if found.is_empty() { Names::default() } else { Names::of_devices(store)? };
     if metrics {
-        report::line(self::metrics(service.is_some(), &found, &names).trim_end())?;
+        let text = device_metrics(service.is_some(), &found, |it| names.images_of(it));
+        report::line(text.trim_end())?;
         return Ok(Answer::Yes);
     }
     if service.is_none() {
@@ -349,96 +349,6 @@ impl Names {
     }
 }
 
-/// Returns a counter or gauge of each device.
-fn metrics(is_served: bool, devices: &[DeviceStatus], names: &Names) -> String {
-    let mut text = String::new();
-    let head = |name: &str, kind: &str, help: &str| head(&format!("quire_lazy_{name}"), kind, help);
-    text += &head("up", "gauge", "Whether a service fills the lazy devices of the store.");
-    text += &format!("quire_lazy_up {}\n", u8::from(is_served));
-    type Value = fn(&DeviceStatus) -> u64;
-    const UNIT: u64 = image::lazy::UNIT;
-    let values: [(&str, &str, &str, Value); 12] = [
-        ("device_bytes", "gauge", "Size of a device.", |it| it.bytes),
-        ("filled_bytes", "gauge", "Bytes of a device that are downloaded and verified.", |it| {
-            it.filled.saturating_mul(UNIT).min(it.bytes)
-        }),
-        ("fetched_bytes_total", "counter", "Bytes of layers that were fetched.", |it| {
-            it.counts.fetched
-        }),
-        ("fetched_ahead_bytes_total", "counter", "Bytes of layers that were prefetched.", |it| {
-            it.counts.fetched_ahead
-        }),
-        ("needed_bytes_total", "counter", "Bytes of a device that programs waited for.", |it| {
-            it.counts.wanted_units.saturating_mul(UNIT)
-        }),
-        ("prefetched_bytes_total", "counter", "Bytes of a device that were prefetched.", |it| {
-            it.counts.ahead_units.saturating_mul(UNIT)
-        }),
-        ("wasted_bytes", "gauge", "Bytes of a device that were prefetched and never read.", |it| {
-            it.counts.wasted()
-        }),
-        (
-            "reused_bytes_total",
-            "counter",
-            "Bytes of a device that an earlier service downloaded.",
-            |it| it.counts.recalled_units.saturating_mul(UNIT),
-        ),
-        (
-            "completed_bytes_total",
-            "counter",
-            "Bytes of a device that were downloaded to complete it.",
-            |it| it.counts.completed_units.saturating_mul(UNIT),
-        ),
-        ("requests_total", "counter", "Requests for parts of layers.", |it| it.counts.requests),
-        ("reads_total", "counter", "Reads that reached the service.", |it| it.counts.reads),
-        ("waiting_reads", "gauge", "Reads that are waiting.", |it| it.counts.waiting),
-    ];
-    for (name, kind, help, value) in values {
-        text += &head(name, kind, help);
-        for device in devices {
-            let (id, value) = (&device.device, value(device));
-            text += &format!("quire_lazy_{name}{{device=\"{id}\"}} {value}\n");
-        }
-    }
-    text += &head("device_info", "gauge", "An image that has a device.");
-    for DeviceStatus { device, .. } in devices {
-        for image in names.images_of(device) {
-            let _in_memory =
-                writeln!(text, "quire_lazy_device_info{{device=\"{device}\",image=\"{image}\"}} 1");
-        }
-    }
-    text +=
-        &head("disk_refuses", "gauge", "Whether the disk of the store refuses data of a device.");
-    for DeviceStatus { device, disk_error, .. } in devices {
-        let refuses = u8::from(disk_error.is_some());
-        let _in_memory = writeln!(text, "quire_lazy_disk_refuses{{device=\"{device}\"}} {refuses}");
-    }
-    text += &head("failures_total", "counter", "Reads that got an I/O error, by cause.");
-    for DeviceStatus { device, counts, .. } in devices {
-        let LazyFailures { source, bytes, disk, denied, silent } = counts.failures_by_cause;
-        let causes = [
-            ("source", source),
-            ("bytes", bytes),
-            ("disk", disk),
-            ("denied", denied),
-            ("silent", silent),
-        ];
-        for (cause, value) in causes {
-            let _in_memory = writeln!(
-                text,
-                "quire_lazy_failures_total{{device=\"{device}\",cause=\"{cause}\"}} {value}"
-            );
-        }
-    }
-    text += &head("wait_seconds", "histogram", "How long reads waited.");
-    for DeviceStatus { device, counts, .. } in devices {
-        let labels = format!("device=\"{device}\"");
-        let (counted, micros) = (&counts.wait_histogram, counts.wait_micros);
-        text += &histogram("quire_lazy_wait_seconds", &labels, &WAITS, counted, micros);
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -474,34 +384,5 @@ mod tests {
         let expected = HotPacks { read: 1 << 20, missed: 1 << 20, wasted: 2 << 20 };
         assert_eq!(packs, expected);
         assert_eq!(packs.to_string(), "hot packs: 1.00 MiB read, 1.00 MiB missed, 2.00 MiB wasted");
-    }
-
-    #[test]
-    fn metrics_are_lines_of_prometheus() {
-        let mut device = device();
-        device.counts.failures_by_cause = LazyFailures { denied: 7, ..LazyFailures::default() };
-        device.counts.waits = 3;
-        device.counts.wait_micros = 1_500_000;
-        device.counts.wait_histogram = vec![1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
-        let names = Names([("ab".to_owned(), vec!["app:1".to_owned()])].into());
-        let text = metrics(true, &[device], &names);
-        for line in [
-            "quire_lazy_up 1",
-            "# TYPE quire_lazy_filled_bytes gauge",
-            "quire_lazy_filled_bytes{device=\"ab\"} 100000",
-            "quire_lazy_failures_total{device=\"ab\",cause=\"denied\"} 7",
-            "quire_lazy_failures_total{device=\"ab\",cause=\"silent\"} 0",
-            "quire_lazy_device_info{device=\"ab\",image=\"app:1\"} 1",
-            "quire_lazy_disk_refuses{device=\"ab\"} 1",
-            "quire_lazy_waiting_reads{device=\"ab\"} 0",
-            "quire_lazy_wait_seconds_bucket{device=\"ab\",le=\"0.000100\"} 1",
-            "quire_lazy_wait_seconds_bucket{device=\"ab\",le=\"0.001000\"} 2",
-            "quire_lazy_wait_seconds_bucket{device=\"ab\",le=\"30.000000\"} 2",
-            "quire_lazy_wait_seconds_bucket{device=\"ab\",le=\"+Inf\"} 3",
-            "quire_lazy_wait_seconds_sum{device=\"ab\"} 1.500000",
-        ] {
-            assert!(text.lines().any(|it| it == line), "{line}\n{text}");
-        }
-        assert_eq!(metrics(false, &[], &Names::default()).lines().nth(2), Some("quire_lazy_up 0"));
     }
 }

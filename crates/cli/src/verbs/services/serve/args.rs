@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args};
+use serve::metrics::MetricsAddress;
 
 use crate::args::{Engine, RegistryOptions, Skip};
 use crate::verbs::services::engine_version::EngineVersion;
@@ -84,6 +85,28 @@ pub(crate) struct Serve {
     /// each layer is read [default: unpack]
     #[arg(long, value_name = "WHEN", requires = "snapshotter", conflicts_with = "lazy")]
     pub(crate) skip: Option<Skip>,
+    /// Serve metrics for Prometheus by HTTP at this address and port, or at a socket with this path, as the setting
+    /// `metrics` does. Only this host must reach the address, unless `--metrics-remote` is given
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        requires = "snapshotter",
+        conflicts_with = "lazy",
+        value_parser = parse_metrics
+    )]
+    pub(crate) metrics: Option<MetricsAddress>,
+    /// Allow an address for metrics that other hosts reach. Metrics have no password and no encryption
+    #[arg(long, requires = "metrics")]
+    pub(crate) metrics_remote: bool,
+    /// Free space without a pause if more than this percentage of the disk is in use [default: 80]
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        requires = "snapshotter",
+        conflicts_with = "lazy",
+        value_parser = clap::value_parser!(u8).range(..=100)
+    )]
+    pub(crate) gc_above: Option<u8>,
     /// Print the configuration for this engine, and start nothing
     #[arg(
         long,
@@ -97,6 +120,10 @@ pub(crate) struct Serve {
     /// means the newest 1.7. The default is the newest version that is known
     #[arg(long, value_name = "VERSION", requires = "print_config")]
     pub(crate) version: Option<EngineVersion>,
+    /// Print the configuration of containerd in which only the pods of a runtime class use Quire. The name is the
+    /// handler of the class
+    #[arg(long, value_name = "NAME", requires = "print_config", value_parser = parse_handler)]
+    pub(crate) runtime_class: Option<String>,
     /// Name for the engine of this service: each engine has separate snapshots and a separate socket [default:
     /// containerd]
     #[arg(long, value_name = "NAME", requires = "snapshotter", conflicts_with = "lazy")]
@@ -134,4 +161,37 @@ pub(crate) struct Serve {
     pub(crate) lazy_timeout: Option<u32>,
     #[command(flatten)]
     pub(crate) registry: RegistryOptions,
+}
+
+fn parse_metrics(text: &str) -> Result<MetricsAddress, String> {
+    MetricsAddress::parse(text).ok_or_else(|| {
+        "it is neither an address with a port, such as 127.0.0.1:9110, nor an absolute path"
+            .to_owned()
+    })
+}
+
+/// Parses a handler of a runtime class. Source: Kubernetes, "Runtime Class", which wants a DNS label as in RFC 1123.
+fn parse_handler(text: &str) -> Result<String, String> {
+    let is_inner = |it: u8| it.is_ascii_lowercase() || it.is_ascii_digit() || it == b'-';
+    let has_ends = !text.starts_with('-') && !text.ends_with('-');
+    if (1..=63).contains(&text.len()) && has_ends && text.bytes().all(is_inner) {
+        return Ok(text.to_owned());
+    }
+    Err("a handler has 1 to 63 lower-case letters, digits and hyphens inside, such as quire"
+        .to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handlers_are_labels() {
+        for good in ["quire", "a", "my-quire-2", &"a".repeat(63)] {
+            assert_eq!(parse_handler(good).as_deref(), Ok(good));
+        }
+        for bad in ["", "-a", "a-", "A", "a.b", "a\"]\n", "a b", "ä", &"a".repeat(64)] {
+            assert!(parse_handler(bad).is_err(), "{bad}");
+        }
+    }
 }

@@ -44,8 +44,19 @@ impl Client {
 
     /// Runs a container that waits, in a separate pod. Returns the ids of both.
     fn run_pod(&self, place: &Place, image: &str) -> (String, String) {
+        self.run_pod_by(place, image, "", &image.len().to_string())
+    }
+
+    /// Like `run_pod`, by this runtime of the engine, and with a part of the pod's name.
+    pub(super) fn run_pod_by(
+        &self,
+        place: &Place,
+        image: &str,
+        runtime: &str,
+        name: &str,
+    ) -> (String, String) {
         let [pod, container] = ["pod.json", "container.json"].map(|it| place.path(it));
-        let id = format!("quire-test-{}-{}", std::process::id(), image.len());
+        let id = format!("quire-test-{}-{name}", std::process::id());
         write(
             &pod,
             &json!({
@@ -66,7 +77,7 @@ impl Client {
             }),
         );
         let [pod, container] = [&pod, &container].map(|it| it.to_str().unwrap());
-        let pod_id = self.out(&["runp", pod]);
+        let pod_id = self.out(&["runp", "--runtime", runtime, pod]);
         let container = self.out(&["create", &pod_id, container, pod]);
         self.out(&["start", &container]);
         (pod_id, container)
@@ -90,7 +101,7 @@ fn number(value: &Value) -> u64 {
 }
 
 /// Returns settings of containerd for pods on a machine where root lacks some rights.
-fn settings(place: &Place, pause: &str) -> String {
+pub(super) fn settings(place: &Place, pause: &str) -> String {
     let network = place.path("net.d");
     fs::create_dir(&network).unwrap();
     let list = json!({"cniVersion": "1.0.0", "name": "lo", "plugins": [{"type": "loopback"}]});

@@ -34,14 +34,22 @@ const ISOLATED: &str = r#"
 const WANTED: u64 = 45;
 
 /// A kubelet with its log.
-struct Kubelet {
-    process: Service,
+pub(super) struct Kubelet {
+    pub(super) process: Service,
     log: PathBuf,
 }
 
 impl Kubelet {
-    /// Starts kubelet for the engine at a socket. It reads pods from `manifests`.
-    fn start(place: &Place, program: &Path, engine: &Path, manifests: &Path) -> Self {
+    /// Starts kubelet for the engine at a socket. It reads pods from `manifests`, and evicts pods as `eviction` says.
+    /// `enter` begins a command that runs programs beside the engine.
+    pub(super) fn start(
+        mut enter: Command,
+        place: &Place,
+        program: &Path,
+        engine: &Path,
+        manifests: &Path,
+        eviction: &Value,
+    ) -> Self {
         let folder = place.path("kubelet");
         fs::create_dir(&folder).unwrap();
         let (config, log) = (folder.join("config.json"), folder.join("messages"));
@@ -66,15 +74,23 @@ impl Kubelet {
             "oomScoreAdj": 0,
             "fileCheckFrequency": "1s",
             "syncFrequency": "5s",
-            "evictionHard": {"imagefs.available": format!("{WANTED}%")},
+            "evictionHard": eviction,
             "evictionPressureTransitionPeriod": "1s",
             "imageMinimumGCAge": "1ns",
             // kubelet removes images only under disk pressure.
             "imageGCHighThresholdPercent": 100,
         });
         write(&config, &settings);
-        let mut command = Command::new("unshare");
-        command.args(["--mount", "--propagation", "slave", "sh", "-euc", ISOLATED, "sh"]);
+        let command = enter.args([
+            "unshare",
+            "--mount",
+            "--propagation",
+            "slave",
+            "sh",
+            "-euc",
+            ISOLATED,
+            "sh",
+        ]);
         command.arg(&folder).arg(program).arg("--config").arg(&config);
         command.arg("--root-dir").arg(folder.join("root"));
         command.arg("--cert-dir").arg(folder.join("certificates"));
@@ -87,7 +103,7 @@ impl Kubelet {
     }
 
     /// Waits until kubelet has logged one of these texts. Returns the whole log.
-    fn logs(&mut self, texts: &[&str]) -> String {
+    pub(super) fn logs(&mut self, texts: &[&str]) -> String {
         let mut messages = String::new();
         wait_for(&format!("kubelet logs {texts:?}"), || {
             messages = fs::read_to_string(&self.log).unwrap();
@@ -188,7 +204,9 @@ fn kubelet_frees_the_disk_by_removing_an_image_and_evicts_no_pod() {
         }
     });
     write(&manifests.join("pod.json"), &pod);
-    let mut kubelet = Kubelet::start(place, &program, &engine.socket, &manifests);
+    let eviction = json!({"imagefs.available": format!("{WANTED}%")});
+    let mut kubelet =
+        Kubelet::start(Command::new("env"), place, &program, &engine.socket, &manifests, &eviction);
     // kubelet removes an image only if it has seen the image before.
     kubelet.logs(&[&format!("Image ID is new\" imageID=\"{unused_id}\"")]);
     let mut container = None;

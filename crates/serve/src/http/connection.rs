@@ -16,7 +16,7 @@ const SHARE: usize = 64 << 10;
 
 /// A connection whose writes fail if the client takes too few bytes.
 #[derive(Debug)]
-pub(super) struct Patient<S> {
+pub(crate) struct Patient<S> {
     stream: S,
     patience: Duration,
     /// Ends the connection. It exists while the client is behind.
@@ -26,7 +26,7 @@ pub(super) struct Patient<S> {
 }
 
 impl<S> Patient<S> {
-    pub(super) const fn new(stream: S) -> Self {
+    pub(crate) const fn new(stream: S) -> Self {
         Self { stream, patience: PATIENCE, end: None, written: 0 }
     }
 

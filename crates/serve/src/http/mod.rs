@@ -1,0 +1,3 @@
+//! Limits for clients of services that speak HTTP.
+
+pub(crate) mod connection;
