@@ -3,17 +3,19 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use clap::{Args, ValueEnum};
 use container::life::lookup::{self, IfRunning};
 use container::life::prepare::random_volume_name;
+use regex_lite::Regex;
 use serde::Serialize;
 use store::{OpenOptions, Store, VolumeError, VolumeFiles, VolumeRecord};
 
 use crate::Answer;
 use crate::args::labels::label;
+use crate::output::list_filter::{ListFilters, any_matches};
 use crate::output::report::{self, Time};
-use crate::output::table;
+use crate::output::{table, template};
 use crate::session::context::{Context, now};
 use crate::verbs::VerbArgs;
 
@@ -49,14 +51,16 @@ pub(crate) struct Volume {
     /// For create: succeed if there is such a volume already
     #[arg(long)]
     pub(crate) ignore: bool,
-    /// For ls and prune: only volumes to which this applies: name=PART, label=NAME[=VALUE], label!=NAME[=VALUE] or
-    /// dangling=true|false (whether no container uses it). All filters with other words must apply
-    #[arg(long, value_name = "WORD=VALUE")]
-    pub(crate) filter: Vec<VolumeFilter>,
-    /// For ls and inspect: print this text for each volume, in which {{.Name}}, {{.Driver}}, {{.Mountpoint}},
-    /// {{.CreatedAt}}, {{.Scope}} and {{.Labels}} stand for its fields
-    #[arg(long, value_name = "TEXT")]
+    /// For ls and prune: only volumes to which this applies. Keys: dangling (whether no container uses it), label,
+    /// label!, name
+    #[arg(short, long, value_name = "KEY=VALUE")]
+    pub(crate) filter: Vec<String>,
+    /// For ls and inspect: print each volume by a template of Go, or `json`
+    #[arg(long, value_name = "TEMPLATE")]
     pub(crate) format: Option<String>,
+    /// For ls: print no titles
+    #[arg(short = 'n', long)]
+    pub(crate) noheading: bool,
     /// For ls: print only names
     #[arg(short = 'q')]
     pub(crate) only_names: bool,
@@ -69,66 +73,35 @@ pub(crate) struct Volume {
     pub(crate) force: bool,
 }
 
-/// A condition on volumes. The words are podman's.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum VolumeFilter {
-    Name(String),
-    /// A label that volumes must have (or not), with this value if there is one.
-    Label {
-        name: String,
-        value: Option<String>,
-        has: bool,
-    },
-    Dangling(bool),
+/// The keys of `--filter`. Source: podman-volume-ls(1).
+const FILTERS: [&str; 4] = ["dangling", "label", "label!", "name"];
+
+/// Titles of fields that differ from their names. Source: podman, `cmd/podman/volumes/list.go`.
+const TITLES: [(&str, &str); 1] = [("Name", "VOLUME NAME")];
+
+/// Conditions on volumes.
+struct VolumeFilters {
+    filters: ListFilters,
+    names: Vec<Regex>,
+    dangling: Vec<bool>,
 }
 
-impl std::str::FromStr for VolumeFilter {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (word, value) = text.split_once('=').unwrap_or((text, ""));
-        let label = |has| {
-            let (name, value) = match value.split_once('=') {
-                Some((name, value)) => (name, Some(value.to_owned())),
-                None => (value, None),
-            };
-            Self::Label { name: name.to_owned(), value, has }
-        };
-        match (word, value) {
-            ("dangling", value) => Ok(Self::Dangling(crate::args::boolean(value)?)),
-            (_, "") => Err("use name=PART, label=NAME[=VALUE] or dangling=true".to_owned()),
-            ("name", part) => Ok(Self::Name(part.to_owned())),
-            ("label", _) => Ok(label(true)),
-            ("label!", _) => Ok(label(false)),
-            _ => Err(format!("there is no filter \"{word}\": use name, label, label! or dangling")),
-        }
-    }
-}
-
-impl VolumeFilter {
-    fn fits(&self, volume: &FoundVolume) -> bool {
-        match self {
-            Self::Name(part) => volume.name.contains(part),
-            Self::Dangling(is_dangling) => volume.container.is_none() == *is_dangling,
-            Self::Label { name, value, has } => {
-                let found = volume.labels().get(name);
-                let fits = found.is_some_and(|it| value.as_ref().is_none_or(|value| value == it));
-                fits == *has
-            }
-        }
+impl VolumeFilters {
+    fn parse(texts: &[String]) -> anyhow::Result<Self> {
+        let filters = ListFilters::parse(texts, &FILTERS)?;
+        let names = filters.patterns("name")?;
+        let dangling =
+            |it| crate::args::boolean(it).map_err(|why| anyhow!("--filter dangling={it}: {why}"));
+        let dangling = filters.values("dangling").map(dangling).collect::<anyhow::Result<_>>()?;
+        Ok(Self { names, dangling, filters })
     }
 
-    /// Whether two filters are alternatives. As with podman, volumes need to fit only one of several names.
-    const fn is_alternative(&self) -> bool {
-        matches!(self, Self::Name(_))
+    /// Whether a volume fits all filters.
+    fn fit(&self, volume: &FoundVolume) -> bool {
+        any_matches(&self.names, &volume.name)
+            && (self.dangling.is_empty() || self.dangling.contains(&volume.container.is_none()))
+            && self.filters.fit_labels(volume.labels())
     }
-}
-
-/// Whether a volume fits all filters.
-fn fits(filters: &[VolumeFilter], volume: &FoundVolume) -> bool {
-    let (names, others): (Vec<_>, Vec<_>) = filters.iter().partition(|it| it.is_alternative());
-    (names.is_empty() || names.iter().any(|it| it.fits(volume)))
-        && others.iter().all(|it| it.fits(volume))
 }
 
 /// A volume of the store, with a container that uses it.
@@ -187,11 +160,12 @@ impl Volume {
     /// Refuses options that another action has.
     fn check(&self) -> anyhow::Result<()> {
         use VolumeAction::{Create, Inspect, Ls, Prune, Rm};
-        let given: [(&str, bool, &[VolumeAction]); 7] = [
+        let given: [(&str, bool, &[VolumeAction]); 8] = [
             ("--label", !self.label.is_empty(), &[Create]),
             ("--ignore", self.ignore, &[Create]),
             ("--filter", !self.filter.is_empty(), &[Ls, Prune]),
             ("--format", self.format.is_some(), &[Ls, Inspect]),
+            ("--noheading", self.noheading, &[Ls]),
             ("-q", self.only_names, &[Ls]),
             ("--all", self.all, &[Rm]),
             ("--force", self.force, &[Rm, Prune]),
@@ -274,41 +248,6 @@ impl<'a> InspectedVolume<'a> {
             anonymous: record.is_ok_and(|it| it.anonymous),
         }
     }
-
-    /// Replaces the fields in a template.
-    fn format(&self, template: &str) -> anyhow::Result<String> {
-        let (mut text, mut rest) = (String::new(), template);
-        while let Some((before, after)) = rest.split_once("{{") {
-            let (field, after) = after
-                .split_once("}}")
-                .with_context(|| format!("--format: \"{template}\" lacks }}}}"))?;
-            text.push_str(before);
-            text.push_str(&self.field(field.trim())?);
-            rest = after;
-        }
-        text.push_str(rest);
-        // A shell passes these two characters, which people mean as in Go.
-        Ok(text.replace("\\t", "\t").replace("\\n", "\n"))
-    }
-
-    fn field(&self, field: &str) -> anyhow::Result<String> {
-        Ok(match field {
-            ".Name" => self.name.to_owned(),
-            ".Driver" => self.driver.to_owned(),
-            ".Scope" => self.scope.to_owned(),
-            ".Mountpoint" => self.mountpoint.to_owned(),
-            ".CreatedAt" => self.created_at.clone(),
-            ".Anonymous" => self.anonymous.to_string(),
-            ".Labels" => {
-                let pairs = self.labels.iter().map(|(name, value)| format!("{name}={value}"));
-                pairs.collect::<Vec<_>>().join(",")
-            }
-            other => bail!(
-                "--format: a volume has no field {{{{{other}}}}}: use .Name, .Driver, .Scope, .Mountpoint, .CreatedAt, \
-                .Labels or .Anonymous"
-            ),
-        })
-    }
 }
 
 fn found(store: &Store) -> anyhow::Result<Vec<FoundVolume>> {
@@ -356,30 +295,38 @@ fn create(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
 }
 
 fn list(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
+    let filters = VolumeFilters::parse(&args.filter)?;
     let mut all = match context.open_for(OpenOptions::read(), true)? {
         Some(store) => found(&store)?,
         None => Vec::new(),
     };
-    all.retain(|it| fits(&args.filter, it));
+    all.retain(|it| filters.fit(it));
     if args.only_names || context.quiet {
         return report::lines(all.iter().map(|it| it.name.as_str()));
     }
     if let Some(format) = &args.format {
-        return formatted(&all, format);
+        return formatted(&all, format, args.noheading);
     }
     let told: Vec<_> = all.iter().map(VolumeReport::of).collect();
     report::print(context.json, &told, |all, out| {
         // Source: podman-volume-ls(1).
         let rows = all.iter().map(|it| vec![LOCAL.to_owned(), it.volume.clone()]);
-        table::print_whole(out, &["DRIVER", "VOLUME NAME"], &rows.collect::<Vec<_>>(), &[])
+        let titles = if args.noheading { ["", ""] } else { ["DRIVER", "VOLUME NAME"] };
+        table::print_whole(out, &titles, &rows.collect::<Vec<_>>(), &[])
     })?;
     Ok(Answer::Yes)
 }
 
-fn formatted(all: &[FoundVolume], format: &str) -> anyhow::Result<Answer> {
-    let texts = all.iter().map(|it| InspectedVolume::of(it).format(format));
-    let texts = texts.collect::<anyhow::Result<Vec<_>>>()?;
-    report::lines(texts.iter().map(String::as_str))
+/// Prints volumes by a template, or as a list in JSON.
+fn formatted(all: &[FoundVolume], format: &str, has_no_titles: bool) -> anyhow::Result<Answer> {
+    let all: Vec<_> = all.iter().map(InspectedVolume::of).collect();
+    if template::is_json(format) {
+        report::json(&all)?;
+        return Ok(Answer::Yes);
+    }
+    let rows = all.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?;
+    template::print_list(format, &rows, &TITLES, has_no_titles)?;
+    Ok(Answer::Yes)
 }
 
 fn inspect(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
@@ -392,7 +339,7 @@ fn inspect(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
         wanted.push(all.swap_remove(at));
     }
     if let Some(format) = &args.format {
-        return formatted(&wanted, format);
+        return formatted(&wanted, format, true);
     }
     if context.json {
         report::json(&wanted.iter().map(VolumeReport::of).collect::<Vec<_>>())?;
@@ -474,11 +421,12 @@ fn remove_one(store: &Store, name: &str, force: bool) -> Result<(), VolumeError>
 }
 
 fn prune(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
+    let filters = VolumeFilters::parse(&args.filter)?;
     let Some(store) = context.open_for(OpenOptions::write(), true)? else {
         return tell_removed(context, Vec::new());
     };
     let unused = found(&store)?.into_iter().filter(|it| it.container.is_none());
-    let unused: Vec<_> = unused.filter(|it| fits(&args.filter, it)).map(|it| it.name).collect();
+    let unused: Vec<_> = unused.filter(|it| filters.fit(it)).map(|it| it.name).collect();
     if !args.force && !unused.is_empty() {
         bail!(
             "this removes all files of {}: {}; add --force",
@@ -534,7 +482,7 @@ mod tests {
         }
     }
 
-    /// Source: podman-volume-ls(1).
+    /// Source: podman-volume-ls(1). A name is a regular expression.
     #[test]
     fn filters_are_those_of_podman() {
         let all = [
@@ -542,13 +490,18 @@ mod tests {
             volume("web2", &[("a", "2"), ("b", "")], None),
             volume("db", &[], None),
         ];
-        let check = |filters: &[&str], expect: &[&str]| {
-            let filters: Vec<VolumeFilter> = filters.iter().map(|it| it.parse().unwrap()).collect();
-            let fitting = all.iter().filter(|it| fits(&filters, it));
+        let parse = |texts: &[&str]| {
+            let texts: Vec<_> = texts.iter().map(|&it| it.to_owned()).collect();
+            VolumeFilters::parse(&texts)
+        };
+        let check = |texts: &[&str], expect: &[&str]| {
+            let filters = parse(texts).unwrap();
+            let fitting = all.iter().filter(|it| filters.fit(it));
             assert_eq!(fitting.map(|it| it.name.as_str()).collect::<Vec<_>>(), expect);
         };
         check(&[], &["web", "web2", "db"]);
         check(&["name=web"], &["web", "web2"]);
+        check(&["name=^web$"], &["web"]);
         check(&["name=web2", "name=db"], &["web2", "db"]);
         check(&["label=a"], &["web", "web2"]);
         check(&["label=a=2"], &["web2"]);
@@ -557,17 +510,19 @@ mod tests {
         check(&["label!=a=1"], &["web2", "db"]);
         check(&["dangling=true"], &["web2", "db"]);
         check(&["dangling=false", "name=web"], &["web"]);
-        for text in ["", "name", "name=", "until=1h", "dangling=perhaps", "dangling"] {
-            assert!(text.parse::<VolumeFilter>().is_err(), "{text}");
+        for text in ["", "name", "until=1h", "dangling=perhaps", "dangling"] {
+            assert!(parse(&[text]).is_err(), "{text}");
         }
     }
 
+    /// Source: podman-volume-inspect(1).
     #[test]
     fn fields_of_templates() {
         let volume = volume("web", &[("a", "1"), ("b", "")], None);
-        let format = |text: &str| InspectedVolume::of(&volume).format(text);
-        assert_eq!(format("{{.Name}}").unwrap(), "web");
-        assert_eq!(format("a {{ .Driver }}\\t{{.Labels}}!").unwrap(), "a local\ta=1,b=!");
+        let fields = serde_json::to_value(InspectedVolume::of(&volume)).unwrap();
+        let format = |text: &str| template::render(text, &fields);
+        assert_eq!(format("a {{ .Driver }}\\t{{.Name}}!").unwrap(), "a local\tweb!");
+        assert_eq!(format("{{.Labels.a}}").unwrap(), "1");
         assert_eq!(format("{{.Mountpoint}}").unwrap(), "/s/volumes/web/data");
         assert_eq!(format("{{.CreatedAt}}").unwrap(), "1970-01-01T00:00:00Z");
         for text in ["{{.Name", "{{Name}}", "{{.Size}}"] {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use container::bundle::config::ImageConfig;
-use container::bundle::mounts::{MountKind, MountSource};
+use container::bundle::mounts::{MountKind, MountSource, Volume};
 use container::bundle::security::Interfaces;
 use container::bundle::spec::RuntimeSpec;
 use container::bundle::{Access, Network, Terminal};
@@ -93,9 +93,12 @@ pub(crate) struct InspectedStateReport {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "PascalCase")]
 pub(crate) struct InspectedMountReport {
-    /// `bind`, `tmpfs`, or `self` (a file system in a file of the container).
+    /// `bind`, `volume`, `tmpfs`, or `self` (a file system in a file of the container).
     #[serde(rename = "Type")]
     kind: &'static str,
+    /// Name of a volume. Left out for other mounts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
     /// Path on the host; empty if there is none.
     source: String,
     /// Path in the container.
@@ -143,7 +146,7 @@ pub(crate) struct InspectedConfigReport {
     image: String,
     /// Directory in which the program starts.
     working_dir: String,
-    /// Labels of the image.
+    /// Labels of the caller and of the image.
     labels: BTreeMap<String, String>,
     /// Signal that `stop` sends first.
     stop_signal: String,
@@ -157,9 +160,9 @@ pub(crate) struct InspectedConfigReport {
 pub(crate) struct InspectedHostReport {
     /// Whether the container is removed at its end.
     auto_remove: bool,
-    /// `none`, `host`, `pasta` or `ns:PATH`.
+    /// `none`, `host`, `pasta`, `ns:PATH` or `container:NAME`.
     network_mode: String,
-    /// Directories and files of the host in the container, as SOURCE:DESTINATION:OPTIONS.
+    /// Directories and files of the host, and volumes by their names, as SOURCE:DESTINATION:OPTIONS.
     binds: Vec<String>,
     /// Whether the container has all rights of its user.
     privileged: bool,
@@ -209,11 +212,11 @@ impl InspectedContainerReport {
             oci_runtime: runtime,
             effective_caps: spec.process.capabilities.effective.clone(),
             bounding_caps: spec.process.capabilities.bounding.clone(),
-            mounts: mounts(&request),
+            mounts: mounts(context, &request),
             network_settings: InspectedNetworkReport { ports },
             size_rw: known.written().map(Bytes),
             config: InspectedConfigReport::new(known, &request, spec, image),
-            host_config: InspectedHostReport::new(known, &request),
+            host_config: InspectedHostReport::new(context, known, &request),
         }
     }
 }
@@ -253,14 +256,25 @@ impl InspectedStateReport {
     }
 }
 
-/// Returns the mounts that the caller requested.
-fn mounts(request: &ContainerRequest) -> Vec<InspectedMountReport> {
+/// Returns the mounts that the caller and the image requested. The paths of volumes are empty if there is no store.
+fn mounts(context: &Context, request: &ContainerRequest) -> Vec<InspectedMountReport> {
+    let is_volume =
+        |it: &Volume| matches!(it.source, MountSource::Named(_) | MountSource::Anonymous(_));
+    let has_volumes = request.volumes.iter().any(is_volume);
+    let store = has_volumes.then(|| context.open(OpenOptions::read()).ok()).flatten();
+    let path = |name: &String| {
+        store.as_ref().map_or_else(String::new, |it| it.volumes.path(name).display().to_string())
+    };
     let volumes = request.volumes.iter().map(|it| {
-        let (kind, source) = match &it.source {
-            MountSource::Host(path) => ("bind", path.clone()),
-            MountSource::Memory { .. } => ("tmpfs", String::new()),
+        let (kind, name, source) = match &it.source {
+            MountSource::Host(path) | MountSource::Directory(path) => ("bind", None, path.clone()),
+            MountSource::Memory { .. } => ("tmpfs", None, String::new()),
+            MountSource::Named(name) | MountSource::Anonymous(Some(name)) => {
+                ("volume", Some(name.clone()), path(name))
+            }
+            MountSource::Anonymous(None) => ("volume", None, String::new()),
         };
-        (kind, source, &it.destination, it.access)
+        (kind, name, source, &it.destination, it.access)
     });
     let mounts = request.mounts.iter().map(|it| {
         let (kind, source) = match &it.kind {
@@ -268,11 +282,11 @@ fn mounts(request: &ContainerRequest) -> Vec<InspectedMountReport> {
             MountKind::Memory { .. } => ("tmpfs", String::new()),
             MountKind::Filestore { .. } => ("self", String::new()),
         };
-        (kind, source, &it.destination, it.access)
+        (kind, None, source, &it.destination, it.access)
     });
-    let report = |(kind, source, destination, access): (_, _, &String, Access)| {
+    let report = |(kind, name, source, destination, access): (_, _, _, &String, Access)| {
         let rw = access == Access::Writable;
-        InspectedMountReport { kind, source, destination: destination.clone(), rw }
+        InspectedMountReport { kind, name, source, destination: destination.clone(), rw }
     };
     volumes.chain(mounts).map(report).collect()
 }
@@ -304,6 +318,9 @@ impl InspectedConfigReport {
         };
         let signal = request.stop_signal.clone().unwrap_or(image.stop_signal);
         let name = known.record.as_ref().and_then(|it| it.name.clone());
+        // A container of an earlier version has not recorded those of its image.
+        let mut labels = image.labels;
+        labels.extend(request.labels.clone());
         Self {
             hostname: spec.hostname,
             user: request.user.clone().unwrap_or(image.user),
@@ -313,7 +330,7 @@ impl InspectedConfigReport {
             entrypoint: bundle.entrypoint.clone().unwrap_or(image.entrypoint),
             image: name.unwrap_or_default(),
             working_dir: spec.process.cwd,
-            labels: image.labels,
+            labels,
             stop_signal: if signal.is_empty() { "SIGTERM".to_owned() } else { signal },
             stop_timeout: request.stop_timeout.unwrap_or(PATIENCE),
         }
@@ -324,18 +341,20 @@ impl InspectedConfigReport {
 const PATIENCE: u32 = 10;
 
 impl InspectedHostReport {
-    fn new(known: &KnownContainer, request: &ContainerRequest) -> Self {
+    fn new(context: &Context, known: &KnownContainer, request: &ContainerRequest) -> Self {
         let bundle = &request.bundle;
         let network_mode = match &bundle.network {
             Network::None => "none".to_owned(),
             Network::Host => "host".to_owned(),
             Network::Pasta => "pasta".to_owned(),
             Network::Joined(path) => format!("ns:{path}"),
+            Network::Container(name) => format!("container:{name}"),
         };
-        let binds = mounts(request).into_iter().filter(|it| it.kind == "bind");
-        let binds = binds.map(|it| {
+        let binds = mounts(context, request).into_iter();
+        let binds = binds.filter(|it| ["bind", "volume"].contains(&it.kind)).map(|it| {
             let access = if it.rw { "rw" } else { "ro" };
-            format!("{}:{}:{access}", it.source, it.destination)
+            let source = it.name.unwrap_or(it.source);
+            format!("{source}:{}:{access}", it.destination)
         });
         let ports = request.pasta.iter().flat_map(|it| &it.ports);
         let ports = ports.flat_map(|it| PortReport::of_range(&known.id, it)).collect();
