@@ -626,6 +626,7 @@ mod tests {
             shared: Some("/elsewhere".to_owned()),
             boot: None,
             snapshot: None,
+            volumes: Vec::new(),
         };
         drop(store.create_container("c", &record(0)).unwrap());
         let end = std::sync::atomic::AtomicBool::new(false);
