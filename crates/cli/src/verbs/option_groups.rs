@@ -49,7 +49,6 @@ pub(crate) const CONTAINER: &[OptionGroup] = &[
             "rm",
             "interactive",
             "terminal",
-            "tty",
             "volume",
             "publish",
             "env",
@@ -58,11 +57,7 @@ pub(crate) const CONTAINER: &[OptionGroup] = &[
             "user",
             "entrypoint",
             "label",
-            "label_file",
-            "cidfile",
-            "replace",
             "pull",
-            "platform",
             "from",
             "help",
         ],
@@ -70,15 +65,12 @@ pub(crate) const CONTAINER: &[OptionGroup] = &[
     OptionGroup {
         heading: Some("Network"),
         is_in_short: true,
-        options: &[
-            "network",
-            "hostname",
-            "add_host",
-            "no_hosts",
-            "dns",
-            "dns_search",
-            "dns_option",
-        ],
+        options: &["network", "hostname", "add_host", "dns"],
+    },
+    OptionGroup {
+        heading: Some("Names"),
+        is_in_short: false,
+        options: &["no_hosts", "dns_search", "dns_option"],
     },
     OptionGroup {
         heading: Some("Storage"),
@@ -133,7 +125,18 @@ pub(crate) const CONTAINER: &[OptionGroup] = &[
     OptionGroup {
         heading: Some("Other"),
         is_in_short: false,
-        options: &["init", "init_path", "runtime", "stop_signal", "stop_timeout"],
+        options: &[
+            "tty",
+            "label_file",
+            "cidfile",
+            "replace",
+            "platform",
+            "init",
+            "init_path",
+            "runtime",
+            "stop_signal",
+            "stop_timeout",
+        ],
     },
 ];
 

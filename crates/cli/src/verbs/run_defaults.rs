@@ -241,7 +241,7 @@ mod tests {
         let merged = user.or(host);
         let filled = |words: &[&str]| {
             let command = <NewContainer as clap::Args>::augment_args(
-                clap::Command::default().no_binary_name(true),
+                clap::Command::default().no_binary_name(true).disable_help_flag(true),
             );
             let matches = command.try_get_matches_from(words).unwrap();
             let mut new = NewContainer::from_arg_matches(&matches).unwrap();

@@ -148,23 +148,28 @@ fn fields(of: &str) -> Vec<&'static str> {
     // their field.
     let known = [
         "algorithm",
+        "anonymous",
         "below",
         "boot",
         "bytes",
         "container",
         "created",
+        "ends_with_container",
         "form",
         "format",
+        "fresh",
         "image",
         "image_name",
         "inodes",
         "keep",
+        "labels",
         "manifest",
         "map",
         "name",
         "needed_to_read",
         "needed_to_write",
         "snapshot",
+        "volumes",
     ];
     known.into_iter().filter(|field| row[1].contains(&format!("`{field}`"))).collect()
 }

@@ -53,7 +53,7 @@ pub(crate) struct Volume {
     pub(crate) ignore: bool,
     /// For ls and prune: only volumes to which this applies. Keys: dangling (whether no container uses it), label,
     /// label!, name
-    #[arg(short, long, value_name = "KEY=VALUE")]
+    #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) filter: Vec<String>,
     /// For ls and inspect: print each volume by a template of Go, or `json`
     #[arg(long, value_name = "TEMPLATE")]

@@ -96,7 +96,7 @@ pub(crate) struct InspectedMountReport {
     /// `bind`, `volume`, `tmpfs`, or `self` (a file system in a file of the container).
     #[serde(rename = "Type")]
     kind: &'static str,
-    /// Name of a volume. Left out for other mounts.
+    /// Name of a volume. Absent for other mounts.
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
     /// Path on the host; empty if there is none.
