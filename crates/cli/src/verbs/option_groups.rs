@@ -63,6 +63,11 @@ pub(crate) const CONTAINER: &[OptionGroup] = &[
         ],
     },
     OptionGroup {
+        heading: Some("Less common"),
+        is_in_short: false,
+        options: &["tty", "label_file", "cidfile", "replace", "platform"],
+    },
+    OptionGroup {
         heading: Some("Network"),
         is_in_short: true,
         options: &["network", "hostname", "add_host", "dns"],
@@ -125,18 +130,7 @@ pub(crate) const CONTAINER: &[OptionGroup] = &[
     OptionGroup {
         heading: Some("Other"),
         is_in_short: false,
-        options: &[
-            "tty",
-            "label_file",
-            "cidfile",
-            "replace",
-            "platform",
-            "init",
-            "init_path",
-            "runtime",
-            "stop_signal",
-            "stop_timeout",
-        ],
+        options: &["init", "init_path", "runtime", "stop_signal", "stop_timeout"],
     },
 ];
 

@@ -63,6 +63,10 @@ const COUNTED: Duration = Duration::from_secs(30);
 /// Minimum and maximum size of one allocation, in bytes.
 const PIECE: Range<u64> = 64 << 10..512 * MIB;
 
+/// Free space of a filestore at rest, in bytes. When it is mounted again, overlayfs makes directories in it before a
+/// process reserves more.
+const AT_REST: u64 = 256 << 10;
+
 /// Maximum number of bytes that are released at once, and the time until the next release. If freed blocks are
 /// discarded (mount option `discard`), a release takes a while, and the monitor has other work.
 const BACK: (u64, Duration) = (64 * MIB, Duration::from_millis(20));
@@ -150,11 +154,11 @@ impl Headroom {
         wait
     }
 
-    /// Releases all free space of the file system, after the last write.
+    /// Releases the free space of the file system after the last write, except for [`AT_REST`].
     pub fn settle(&self) -> Result<(), OperationError> {
         let failed = OperationError::at("reserve space for", &self.path);
         let free = rustix::fs::fstatvfs(&self.balloon).map(|it| it.f_bavail * it.f_frsize);
-        free.and_then(|free| self.shrink(free)).map_err(failed)
+        free.and_then(|free| self.shrink(free.saturating_sub(AT_REST))).map_err(failed)
     }
 
     fn tend(&self) -> Result<Duration, Errno> {

@@ -128,7 +128,7 @@ impl VerbArgs for Volume {
         A volume of `--volume PATH`, or of an image, has a random name and belongs to one container: `quire rm \
         --volumes` removes it with the container, and so does the end of a container that is not kept. A volume that a \
         container uses, running or stopped, is never removed.";
-    const EXAMPLES: &'static str = "quire volume create --label app=shop data\n  quire run -v data:/data debian -- touch /data/file\n  quire volume ls --filter dangling=true\n  quire volume rm data";
+    const EXAMPLES: &'static str = "quire volume create --label app=shop data\n  quire run -v data:/data debian -- sh -c 'echo 1 >/data/file'\n  quire volume ls --filter dangling=true\n  quire volume rm data";
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         self.check()?;

@@ -18,7 +18,7 @@ use crate::{Place, Ran, add_programs, is_root, write};
 
 /// Lines of pages and examples that are not run: the page or `help VERB`, the beginning of the line, and the
 /// reason.
-const NOT_RUN: [(&str, &str, &str); 81] = [
+const NOT_RUN: [(&str, &str, &str); 82] = [
     ("README.md", "sudo apt install ", "installs a release; the tier `package` does it"),
     ("README.md", "sudo ./install.sh", "installs a release"),
     ("docs/docker-users.md", "buildah ", "buildah; the tests `makers` import its images"),
@@ -102,6 +102,7 @@ const NOT_RUN: [(&str, &str, &str); 81] = [
     ("docs/nodes.md", "ctr ", "containerd; the tests `daemon_set` do it"),
     ("docs/nodes.md", "kubectl ", "Kubernetes; the tests `daemon_set` run the pod"),
     ("docs/nodes.md", "helm ", "Kubernetes; the tests `manifests` render the chart"),
+    ("docs/nodes.md", "ulimit -n ", "needs CAP_SYS_RESOURCE, which root may lack in a container"),
     ("docs/nodes.md", "exec quire serve ", "a service; the tests `engines` start it"),
     ("docs/operations.md", "quire serve --registry ", "a service; the tests `peers` start it"),
     ("docs/release.md", "minisign ", "files of a release"),
@@ -451,7 +452,7 @@ fn examples_of_help_run() {
 }
 
 /// Programs that read the TOML blocks, by a part of the blocks' first lines.
-const TOML: [(&str, Reader); 10] = [
+const TOML: [(&str, Reader); 11] = [
     ("default = \"none\"", Reader::Policy),
     ("[mounts]", Reader::Settings),
     ("[snapshotter]", Reader::Settings),
@@ -461,7 +462,8 @@ const TOML: [(&str, Reader); 10] = [
     ("server = \"https://registry", Reader::Other), // hosts.toml
     ("[proxy_plugins.quire]", Reader::Engine),
     ("[plugins.\"io.containerd.cri.v1.images\"]", Reader::Other), // containerd
-    ("snapshotter = \"quire\"", Reader::Other),                   // nerdctl
+    ("network = \"pasta\"", Reader::Other), // run.toml; the tests `run_defaults` read it
+    ("snapshotter = \"quire\"", Reader::Other), // nerdctl
 ];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -31,7 +31,7 @@ fn failures_have_kinds() {
     check(&place.run("--json rm nothing"), "absent", 3, "there is no container \"nothing\"");
     check(&place.run("--json stop nothing"), "absent", 3, "there is no container \"nothing\"");
     check(&place.run("--json show"), "usage", 2, "<NAME>");
-    check(&place.run("--json show --format x base"), "usage", 2, "use --json");
+    check(&place.run("--json show --format x base"), "usage", 2, "use `quire inspect --format");
     check(&place.run("--json import dir:/nosuch/tree"), "other", 2, "/nosuch/tree");
     fs::write(place.path("policy"), "default = \"none\"\n").unwrap();
     let policy = place.path("policy");

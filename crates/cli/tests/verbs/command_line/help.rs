@@ -288,7 +288,7 @@ fn an_image_that_is_not_here_may_be_pulled() {
     };
     let of_id = format!("an image id needs at least 6 digits: did you mean {}?", id.trim());
     let cases = [
-        ("run fedora:42", 125, pull("fedora:42")),
+        ("run --pull never fedora:42", 125, pull("fedora:42")),
         ("mount fedora tree", 3, pull("fedora")),
         ("ls fedora", 3, pull("fedora")),
         ("bundle ghcr.io/owner/app:1 b", 3, pull("ghcr.io/owner/app:1")),

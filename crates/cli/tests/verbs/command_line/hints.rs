@@ -139,7 +139,6 @@ fn names_and_verbs_are_told_apart() {
         assert!(follow(&place, &said, &[]) > 0, "{}", failed.err);
     }
     check(&place, "rm nothing", &[], "ps");
-    check(&place, "version", &[], "--version");
 }
 
 #[test]

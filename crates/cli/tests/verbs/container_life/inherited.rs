@@ -369,7 +369,7 @@ fn one_request_that_arrives_twice_is_one() {
     let Some(place) = place() else { return };
     for runtime in runtimes() {
         let script = "trap 'exit 8' TERM; while :; do sleep 0.05; done";
-        let run = ["run", "--runtime", runtime, "a", "sh", "-c", script];
+        let run = ["run", "--network", "none", "--runtime", runtime, "a", "sh", "-c", script];
         let ran = Ran::from_output(&by(&place, &["timeout", "2"], &run).output().unwrap());
         assert_eq!((ran.code, ran.err.as_str()), (Some(124), ""), "{runtime}");
     }

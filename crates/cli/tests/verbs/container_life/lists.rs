@@ -97,7 +97,7 @@ fn templates_print_the_fields_of_podman() {
     };
     check(
         &["--format", "{{.Names}} {{.State}} {{.Image}} {{.Mounts}}"],
-        &["three running a /shared"],
+        &["three running a:latest /shared"],
     );
     check(
         &["-a", "--format", "{{.ID}} {{.ExitCode}} {{.Exited}}"],

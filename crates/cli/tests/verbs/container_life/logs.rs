@@ -100,7 +100,9 @@ fn a_log_without_room_stops_nobody() {
     std::fs::create_dir(folder.join("log.next")).unwrap();
     write(&gate.join("go"), b"", 0o644);
     assert_eq!(place.out("wait full"), "5\n");
-    assert!(sizes(&place, "full").iter().all(|it| *it <= 4 << 10));
+    // A note about lost output may follow the half of the limit.
+    let sizes = sizes(&place, "full");
+    assert!(sizes.iter().all(|it| *it <= (4 << 10) + 200), "{sizes:?}");
     std::fs::remove_dir(folder.join("log.next")).unwrap();
 }
 
@@ -115,8 +117,7 @@ fn lines_have_their_time_and_stream() {
     for runtime in all_runtimes() {
         let name = format!("timed-{runtime}");
         let _guard = Rm(&place, &name);
-        let script =
-            "echo one; printf 'tw' >&2; sleep 0.3; echo o >&2; echo three; printf 'no end'";
+        let script = "echo one; printf 'tw' >&2; sleep 0.3; echo o >&2; sleep 0.3; echo three; printf 'no end'";
         start(&place, &["--name", &name, "--runtime", runtime], script);
         place.out(&format!("wait {name}"));
         let ran = place.run(&format!("logs {name}"));

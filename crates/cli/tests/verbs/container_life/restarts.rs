@@ -152,13 +152,13 @@ fn a_created_container_starts_later() {
         place.out("run --quiet a true");
         assert_eq!(ps(&place, &name).unwrap()["status"], "created");
         let ran = place.run(&format!("start --attach {name}"));
-        assert_eq!((ran.code, &*ran.out), (Some(3), "here\nthere\n"), "{}", ran.err);
+        assert_eq!((ran.code, &*ran.out, &*ran.err), (Some(3), "here\n", "there\n"));
         assert_eq!(ps(&place, &name).unwrap()["code"], 3);
         let ran = place.run(&format!("diff {name}"));
         assert!(ran.code == Some(1) && ran.out.contains("/new"), "{}", ran.out);
         // Only the output of this run is printed.
         let ran = place.run(&format!("start -a {name}"));
-        assert_eq!((ran.code, &*ran.out), (Some(3), "here\nthere\n"), "{}", ran.err);
+        assert_eq!((ran.code, &*ran.out, &*ran.err), (Some(3), "here\n", "there\n"));
         place.out(&format!("rm {name}"));
         assert_eq!(create("true").code, Some(0));
         place.out(&format!("rm {name}"));
@@ -210,7 +210,7 @@ fn a_start_that_fails_changes_nothing() {
     for (from, to, expect, says) in [
         ("\"sh\"", "\"/none\"", 127, "/none"),
         ("\"user\":\"0\"", "\"user\":\"nobody-here\"", 125, "nobody-here"),
-        ("\"version\":1", "\"version\":7", 125, "format 7"),
+        ("\"version\":2", "\"version\":7", 125, "format 7"),
         ("\"runtime\":\"", "\"runtime\":\"/none", 125, "/none"),
     ] {
         assert!(before.contains(from), "{before}");
