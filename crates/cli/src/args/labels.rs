@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueHint};
 
-use crate::session::option_file;
+use crate::session::settings::option_file;
 
 /// Maximum length of all labels, in bytes. Commands that list labels read them all.
 const MOST: usize = 1 << 20;

@@ -8,7 +8,7 @@ use store::{Permitted, Resolved, Store, UsePolicy};
 use transfer::evidence::{UseError, check_use};
 
 use crate::session::context::Context;
-use crate::session::user_config::user_config;
+use crate::session::settings::user_config::user_config;
 
 /// The administrator's policy, which users cannot replace.
 const SYSTEM: &str = "/etc/quire/policy.toml";

@@ -13,7 +13,7 @@ use toml::de::{DeTable, DeValue};
 use crate::args::cpu;
 use crate::args::writable::{memory, writable};
 use crate::args::{ContainerOptions, NetworkKind, PullPolicy};
-use crate::session::user_config::user_config;
+use crate::session::settings::user_config::user_config;
 use crate::verbs::Verb;
 use crate::verbs::containers::run::NewContainer;
 

@@ -1,5 +1,8 @@
 //! Turns a plan into a container with root and folder, in which no program runs yet.
 
+pub mod joined_network;
+pub mod volumes;
+
 use std::ffi::OsStr;
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -28,11 +31,11 @@ use crate::life::cgroup::cgroups;
 use crate::life::end::reap::share;
 use crate::life::filestores::{Filestores, MountRequestError, volumes};
 use crate::life::id_allocation::{Claim, ClaimError};
-use crate::life::joined_network::{JoinNetworkError, network_of};
 use crate::life::kept::{EnterError, EnteredFolder, KeptContainer};
 use crate::life::mount_staging::Stage;
+use crate::life::prepare::joined_network::{JoinNetworkError, network_of};
+use crate::life::prepare::volumes::{VolumeUser, VolumesError};
 use crate::life::terminal;
-use crate::life::volumes::{VolumeUser, VolumesError};
 use crate::life::writable_layer::{KeptError, WritesPlace};
 use crate::network::{Pasta, Ports};
 use crate::plan::{ContainerPlan, InitChoice, PlanError, Stop};

@@ -20,7 +20,6 @@ pub(crate) mod snapshots;
 mod trim;
 mod unproven;
 mod unsynced;
-mod volumes;
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -2,6 +2,7 @@
 
 mod kept_index;
 mod start;
+mod volumes;
 
 use image::verity::DeviceId;
 

@@ -139,7 +139,7 @@ pub(crate) fn bundle(context: &Context, args: &Bundle) -> anyhow::Result<Answer>
         );
     }
     options.process.check(&options.network).context("--sysctl")?;
-    let names = crate::verbs::containers::hosts::name_files(&wanted.names, &options)?;
+    let names = crate::verbs::containers::run::hosts::name_files(&wanted.names, &options)?;
     let volumes = volumes(wanted)?;
     check_volumes(&volumes)?;
     let requested = mounts(wanted);

@@ -20,7 +20,7 @@ use transfer::StoredImage;
 
 use crate::args::{self, NetworkKind, When};
 use crate::session::context::Context;
-use crate::session::option_file;
+use crate::session::settings::option_file;
 
 /// Returns the image's configuration, which is empty for an image that never had one.
 pub(crate) fn image_config(store: &Store, found: &Resolved) -> anyhow::Result<ImageConfig> {

@@ -7,7 +7,6 @@ pub(crate) mod commit;
 pub(crate) mod container_options;
 pub(crate) mod create;
 pub(crate) mod exec;
-pub(crate) mod hosts;
 pub(crate) mod logs;
 pub(crate) mod machine;
 pub(crate) mod network;

@@ -7,6 +7,7 @@ mod args;
 mod attached;
 mod cid_file;
 mod find;
+pub(crate) mod hosts;
 mod request;
 
 use std::ffi::OsStr;

@@ -95,7 +95,7 @@ pub(crate) fn profile(wanted: &args::Security) -> anyhow::Result<Option<Profile>
     });
     let Some(path) = path else { return Ok(None) };
     let failed = || format!("cannot read the seccomp profile {}", path.display());
-    let bytes = crate::session::option_file::read(path).with_context(failed)?;
+    let bytes = crate::session::settings::option_file::read(path).with_context(failed)?;
     Ok(Some(Profile::read(&bytes).with_context(failed)?))
 }
 

@@ -1,5 +1,7 @@
 //! `images`: lists the names in the store.
 
+mod listed_image;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::rc::Rc;
@@ -11,15 +13,13 @@ use image::verity::ImageId;
 use serde::Serialize;
 use store::{BadRef, Form, OpenOptions, RefError, RefName, Reference, Store};
 
+use self::listed_image::{ImageFilters, ImageOrder, KEYS, ListedImage, TITLES, json_of, sort};
 use crate::Answer;
 use crate::output::list_filter::ListFilters;
 use crate::output::report::{self, Bytes, Time, short};
 use crate::output::{table, template};
 use crate::session::context::{Context, now};
 use crate::verbs::VerbArgs;
-use crate::verbs::images::listed_image::{
-    ImageFilters, ImageOrder, KEYS, ListedImage, TITLES, json_of, sort,
-};
 
 #[expect(clippy::struct_excessive_bools, reason = "each is an option")]
 #[derive(Debug, Args)]

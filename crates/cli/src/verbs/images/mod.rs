@@ -14,7 +14,6 @@ pub(crate) mod history;
 pub(crate) mod images;
 pub(crate) mod import;
 pub(crate) mod index;
-mod listed_image;
 pub(crate) mod ls;
 pub(crate) mod merge;
 pub(crate) mod registry;

@@ -17,8 +17,8 @@ use transfer::progress::Event;
 use super::ExportRun;
 use super::reports::{DiskReport, Exported};
 use crate::output::report::Bytes;
-use crate::session::option_file::keep_out_of_dumps;
 use crate::session::output_file::to_file;
+use crate::session::settings::option_file::keep_out_of_dumps;
 
 /// Maximum length of files with keys and certificates, in bytes.
 const PEM_MAX: u64 = 64 << 10;

@@ -10,8 +10,8 @@ use anyhow::{Context as _, bail};
 use oci::signing::{KeyFile, PASSPHRASE_VARIABLE, Passphrase, SigningKey, read_secret};
 
 use crate::session::context::Context;
-use crate::session::option_file::keep_out_of_dumps;
 use crate::session::prompt::Terminal;
+use crate::session::settings::option_file::keep_out_of_dumps;
 use crate::session::signals::until_signal;
 
 /// Permissions of others than the owner.

@@ -5,8 +5,8 @@ use std::sync::Barrier;
 
 use tempfile::TempDir;
 
-use super::snapshots::container_snapshots::with_image;
-use super::{NOW, open};
+use crate::tests::snapshots::container_snapshots::with_image;
+use crate::tests::{NOW, open};
 use crate::{
     ContainerDir, ContainerError, ContainerRecord, Damage, FsckOptions, OpenOptions, Store,
     StoreItem, VolumeError, VolumeFiles, VolumeRecord,

@@ -1,0 +1,4 @@
+//! Files with settings: those of options, and those of the user.
+
+pub(crate) mod option_file;
+pub(crate) mod user_config;
