@@ -1,5 +1,5 @@
-//! `--filter` of lists, in the form of podman: `KEY=VALUE`. Values of the same key are alternatives, except labels, which
-//! must all be there.
+//! `--filter` of lists, in the form of podman: `KEY=VALUE`. Values of the same key are alternatives, except labels: a
+//! listed item has all of them.
 
 use std::collections::BTreeMap;
 

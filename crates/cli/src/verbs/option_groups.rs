@@ -49,6 +49,7 @@ pub(crate) const CONTAINER: &[OptionGroup] = &[
             "rm",
             "interactive",
             "terminal",
+            "tty",
             "volume",
             "publish",
             "env",
@@ -57,25 +58,27 @@ pub(crate) const CONTAINER: &[OptionGroup] = &[
             "user",
             "entrypoint",
             "label",
+            "label_file",
+            "cidfile",
+            "replace",
             "pull",
+            "platform",
             "from",
             "help",
         ],
     },
     OptionGroup {
-        heading: Some("Less common"),
-        is_in_short: false,
-        options: &["tty", "label_file", "cidfile", "replace", "platform"],
-    },
-    OptionGroup {
         heading: Some("Network"),
         is_in_short: true,
-        options: &["network", "hostname", "add_host", "dns"],
-    },
-    OptionGroup {
-        heading: Some("Names"),
-        is_in_short: false,
-        options: &["no_hosts", "dns_search", "dns_option"],
+        options: &[
+            "network",
+            "hostname",
+            "add_host",
+            "no_hosts",
+            "dns",
+            "dns_search",
+            "dns_option",
+        ],
     },
     OptionGroup {
         heading: Some("Storage"),
@@ -134,11 +137,16 @@ pub(crate) const CONTAINER: &[OptionGroup] = &[
     },
 ];
 
+/// Options of groups that `-h` shows, which it leaves out so that a terminal shows the others.
+const RARE: [&str; 8] =
+    ["tty", "label_file", "cidfile", "replace", "platform", "no_hosts", "dns_search", "dns_option"];
+
 /// Puts an option in its group.
 pub(super) fn place(groups: &[OptionGroup], arg: Arg) -> Arg {
     for group in groups {
         let Some(at) = group.options.iter().position(|it| arg.get_id() == *it) else { continue };
-        let arg = arg.display_order(at).hide_short_help(!group.is_in_short);
+        let is_rare = !group.is_in_short || RARE.iter().any(|it| arg.get_id() == *it);
+        let arg = arg.display_order(at).hide_short_help(is_rare);
         return match group.heading {
             Some(heading) => arg.help_heading(heading),
             None => arg,

@@ -171,7 +171,7 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
         export NAME tar:FILE`",
     ),
     (&["rmi"], &["-a", "--all"], "use `quire rmi -f $(quire images -q)`"),
-    (&["stop", "restart"], &["-a", "--all"], "use `quire stop $(quire ps -q)`, or restart"),
+    (&["restart"], &["-a", "--all"], "use `quire restart $(quire ps -q)`"),
     (&["start"], &["--all", "--filter"], "use `quire start $(quire ps -aq)`"),
     (
         &["start"],
@@ -186,7 +186,6 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
         stays until `quire rm`",
     ),
     (&["start"], &["--sig-proxy", "--detach-keys", "--checkpoint"], "leave this out"),
-    (&["rm"], &["-a", "--all"], "use `quire rm -f $(quire ps -aq)`"),
     (
         &["build"],
         &["-t", "--tag", "-f", "--file", "--build-arg"],

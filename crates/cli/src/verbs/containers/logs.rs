@@ -455,7 +455,7 @@ mod tests {
         format!("{T}{time}.000000000Z {rest}\n")
     }
 
-    /// Returns what is printed of a log, in order, with `!` before each write to standard error.
+    /// Returns the printed parts of a log, in order, with `!` before each write to standard error.
     fn printed(halves: [&str; 2], tail: Option<usize>, shown: ShownRecords) -> String {
         #[derive(Clone, Default)]
         struct Sink(std::rc::Rc<std::cell::RefCell<Vec<u8>>>, &'static [u8]);

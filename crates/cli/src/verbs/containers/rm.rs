@@ -1,7 +1,8 @@
 //! `rm`: removes containers.
 
 use clap::Args;
-use container::life::lookup::{self, IfRunning, KnownError};
+use container::life::end::stop::{StopOptions, stop};
+use container::life::lookup::{self, IfRunning, KnownContainer, KnownError};
 use store::{OpenOptions, Store};
 
 use crate::Answer;
@@ -15,8 +16,14 @@ use crate::verbs::images::rmi::image_name;
 #[derive(Debug, Args)]
 pub(crate) struct Rm {
     /// Names of containers
-    #[arg(required = true)]
+    #[arg(required_unless_present = "all")]
     pub(crate) names: Vec<String>,
+    /// Remove all containers; without --force, running ones are an error
+    #[arg(short, long, conflicts_with = "names")]
+    pub(crate) all: bool,
+    /// Ignore names that do not exist
+    #[arg(short, long)]
+    pub(crate) ignore: bool,
     /// Accepted for older scripts: only containers are removed in any case
     #[arg(long, hide = true)]
     pub(crate) container: bool,
@@ -27,12 +34,16 @@ pub(crate) struct Rm {
     /// Kill running containers, and ignore names that do not exist
     #[arg(short, long)]
     pub(crate) force: bool,
+    /// Before a running container is killed, ask it to end, and wait this many seconds
+    #[arg(short, long, value_name = "SECONDS", requires = "force")]
+    pub(crate) time: Option<u32>,
 }
 
 impl VerbArgs for Rm {
     const NAME: &'static str = "rm";
     const ABOUT: &'static str = "Remove containers";
-    const EXAMPLES: &'static str = "quire rm web\n  quire rm --force web db";
+    const EXAMPLES: &'static str =
+        "quire rm web\n  quire rm --force web db\n  quire rm --all --force --time 10";
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         rm(context, self)
@@ -40,17 +51,28 @@ impl VerbArgs for Rm {
 }
 
 pub(crate) fn rm(context: &Context, args: &Rm) -> anyhow::Result<Answer> {
-    let Some(store) = context.open_for(OpenOptions::write(), args.force)? else {
+    let may_lack = args.force || args.ignore;
+    let Some(store) = context.open_for(OpenOptions::write(), may_lack || args.all)? else {
         return Ok(Answer::Yes);
     };
-    if !args.force {
+    let names = match args.all {
+        true => lookup::all(&store)?.into_iter().map(|it| it.id).collect(),
+        false => args.names.clone(),
+    };
+    if !may_lack && !args.all {
         // Look up all containers before any of them is removed.
-        for text in &args.names {
+        for text in &names {
             lookup::find_container(&store, text).map_err(|error| absent(&store, text, error))?;
         }
     }
+    if let Some(time) = args.time.filter(|it| *it > 0) {
+        let found = names.iter().filter_map(|it| lookup::find_container(&store, it).ok());
+        let found: Vec<_> = found.filter(KnownContainer::is_running).collect();
+        let wish = StopOptions { signal: None, timeout: Some(time) };
+        stop(&store, found, wish, &|| now().0, &|text| context.remark(text))?;
+    }
     let (mut had_snapshot, mut had_volumes) = (false, false);
-    for container in &args.names {
+    for container in &names {
         let known = lookup::find_container(&store, container).ok();
         had_snapshot |= known.as_ref().is_some_and(|it| origins::snapshot(it).is_some());
         if let Some(record) = known.as_ref().and_then(|it| it.record.as_ref()) {
@@ -63,6 +85,9 @@ pub(crate) fn rm(context: &Context, args: &Rm) -> anyhow::Result<Answer> {
         let if_running = if args.force { IfRunning::Kill } else { IfRunning::Refuse };
         let is_removed = lookup::remove(&store, container, if_running, &|| now().0)?;
         if is_removed {
+            continue;
+        }
+        if args.all || args.ignore {
             continue;
         }
         if !args.force {

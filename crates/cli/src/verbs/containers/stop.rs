@@ -3,7 +3,7 @@
 use clap::Args;
 use container::life::end::stop;
 use container::life::end::stop::StopOptions;
-use container::life::lookup::find_container;
+use container::life::lookup::{KnownContainer, KnownError, all, find_container};
 use container::life::signal::signal_number;
 use store::OpenOptions;
 
@@ -14,8 +14,14 @@ use crate::verbs::VerbArgs;
 #[derive(Debug, Args)]
 pub(crate) struct Stop {
     /// Names of containers
-    #[arg(required = true)]
+    #[arg(required_unless_present = "all")]
     pub(crate) containers: Vec<String>,
+    /// Stop all running containers
+    #[arg(short, long, conflicts_with = "containers")]
+    pub(crate) all: bool,
+    /// Ignore names that do not exist
+    #[arg(short, long)]
+    pub(crate) ignore: bool,
     /// Kill the container after this many seconds; by default the value of `run --stop-timeout`, or 10
     #[arg(short, long, alias = "timeout", value_name = "SECONDS")]
     pub(crate) time: Option<u32>,
@@ -27,7 +33,8 @@ pub(crate) struct Stop {
 impl VerbArgs for Stop {
     const NAME: &'static str = "stop";
     const ABOUT: &'static str = "Stop containers: signal them, then kill them";
-    const EXAMPLES: &'static str = "quire stop web\n  quire stop --time 30 web db";
+    const EXAMPLES: &'static str =
+        "quire stop web\n  quire stop --time 30 web db\n  quire stop --all";
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         stop(context, self)
@@ -36,12 +43,17 @@ impl VerbArgs for Stop {
 
 pub(crate) fn stop(context: &Context, args: &Stop) -> anyhow::Result<Answer> {
     let signal = args.signal.as_deref().map(signal_number).transpose()?;
-    let store = context.open(OpenOptions::read())?;
-    let found: Vec<_> = args
-        .containers
-        .iter()
-        .map(|name| find_container(&store, name))
-        .collect::<Result<_, _>>()?;
+    let Some(store) = context.open_for(OpenOptions::read(), args.all || args.ignore)? else {
+        return Ok(Answer::Yes);
+    };
+    let found: Vec<_> = if args.all {
+        all(&store)?.into_iter().filter(KnownContainer::is_running).collect()
+    } else {
+        let found = args.containers.iter().map(|name| find_container(&store, name));
+        let is_ignored =
+            |it: &Result<_, _>| args.ignore && matches!(it, Err(KnownError::Absent { .. }));
+        found.filter(|it| !is_ignored(it)).collect::<Result<_, _>>()?
+    };
     let wish = StopOptions { signal, timeout: args.time };
     stop::stop(&store, found, wish, &|| now().0, &|text| context.remark(text))?;
     Ok(Answer::Yes)

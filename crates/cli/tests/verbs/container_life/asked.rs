@@ -22,7 +22,7 @@ fn kill_sends_one_signal() {
     start(&place, &["--name", "web"], script);
     start(&place, &["--name", "other"], script);
     wait_for("the trap", || place.out("logs web").contains("ready"));
-    for signal in ["HUP", "SIGHUP", "1"] {
+    for signal in ["HUP", "SIGHUP", "1", "-1", "-SIGHUP"] {
         let before = place.out("logs web").matches("got").count();
         assert_eq!(place.out(&format!("kill --signal {signal} web")), "web\n");
         wait_for("the signal", || place.out("logs web").matches("got").count() > before);

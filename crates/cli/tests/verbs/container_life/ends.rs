@@ -243,3 +243,36 @@ fn what_quire_kills_was_not_killed_for_memory() {
         assert!(ran.code == Some(137) && !ran.err.contains(said), "{runtime}: {ran:?}");
     }
 }
+
+/// Source: podman-rm(1), podman-stop(1).
+#[test]
+fn all_containers_are_stopped_and_removed() {
+    let Some(place) = place() else { return };
+    assert_eq!(place.out("rm --all"), "");
+    let _guards = [Rm(&place, "one"), Rm(&place, "two")];
+    let script =
+        "trap 'echo asked >> /said/asked; exit 0' TERM; echo up; while :; do sleep 0.05; done";
+    let said = place.path("said");
+    std::fs::create_dir(&said).unwrap();
+    let begin = |name: &str| {
+        start(&place, &["--name", name, "-v", "./said:/said"], script);
+        wait_for("the trap", || place.out(&format!("logs {name}")) == "up\n");
+    };
+    let asked = || std::fs::read_to_string(said.join("asked")).unwrap_or_default().lines().count();
+    begin("one");
+    begin("two");
+    let ran = place.run("rm --all");
+    assert_ne!(ran.code, Some(0), "they run");
+    place.out("stop --all");
+    assert_eq!((asked(), place.out("ps --quiet")), (2, String::new()));
+    assert_eq!(place.run("stop nobody").code, Some(3));
+    place.out("stop --ignore nobody");
+    assert_eq!(place.run("rm nobody").code, Some(3));
+    place.out("rm --ignore nobody one");
+    assert_eq!(place.out("ps --all --quiet"), "two\n");
+    place.out("rm --all");
+    // It is asked before it is killed.
+    begin("one");
+    place.out("rm --all --force --time 10");
+    assert_eq!((asked(), place.out("ps --all --quiet")), (3, String::new()));
+}

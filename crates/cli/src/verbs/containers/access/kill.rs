@@ -15,7 +15,7 @@ use crate::verbs::VerbArgs;
 #[derive(Debug, Args)]
 pub(crate) struct Kill {
     /// Send this signal, by name or number
-    #[arg(short, long, value_name = "SIGNAL", default_value = "KILL")]
+    #[arg(short, long, value_name = "SIGNAL", default_value = "KILL", allow_hyphen_values = true)]
     pub(crate) signal: String,
     /// Send it to all running containers
     #[arg(short, long, conflicts_with = "containers")]
@@ -42,7 +42,8 @@ impl VerbArgs for Kill {
 const KILL: u8 = 9;
 
 fn kill(context: &Context, args: &Kill) -> anyhow::Result<Answer> {
-    let signal = signal_number(&args.signal)?;
+    // As for kill(1) and podman, `-HUP` is `HUP`.
+    let signal = signal_number(args.signal.strip_prefix('-').unwrap_or(&args.signal))?;
     let Some(store) = context.open_for(OpenOptions::read(), args.all)? else {
         return Ok(Answer::Yes);
     };
