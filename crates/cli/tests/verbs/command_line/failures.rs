@@ -47,7 +47,7 @@ fn failures_have_kinds() {
     check(&place.run("cat --json base:/etc/short"), "usage", 2, "never prints JSON");
     check(&place.run("run --json base true"), "usage", 125, "never prints JSON");
     check(&place.run("--json export base tar:-"), "usage", 2, "standard output");
-    check(&place.run("history --json base"), "usage", 2, "unknown command");
+    check(&place.run("top --json base"), "usage", 2, "unknown command");
     // clap's text is split into the error and a hint.
     let report = check(&place.run("--json show --bogus"), "usage", 2, "unexpected argument");
     let (error, hint) = (report["error"].as_str().unwrap(), report["hint"].as_str().unwrap());

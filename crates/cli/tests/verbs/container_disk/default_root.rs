@@ -27,6 +27,8 @@ fn the_default_root_is_on_the_disk_of_the_store() {
         wait_for("what it writes", || {
             fs::read(layer.join("upper/made")).is_ok_and(|it| it == b"made\n")
         });
+        // The monitor writes the log.
+        wait_for("the log", || shown().contains('%'));
         let shown = shown();
         // The fourth column is the free space. Source: POSIX df, -P.
         let last = shown.lines().last().unwrap_or_default();

@@ -121,7 +121,7 @@ fn templates_print_the_fields_of_podman() {
     let row = &all[1];
     assert_eq!(
         (&row["Names"], &row["ExitCode"], &row["State"], &row["Image"]),
-        (&serde_json::json!(["two"]), &3.into(), &"exited".into(), &"a".into())
+        (&serde_json::json!(["two"]), &3.into(), &"exited".into(), &"a:latest".into())
     );
     // The pid is that of the container's first process on the host.
     let pid = all[2]["Pid"].as_u64().unwrap();
