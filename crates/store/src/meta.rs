@@ -44,6 +44,7 @@ pub(crate) const BOOT: &str = "boot";
 pub(crate) const UNSYNCED: &str = "unsynced";
 
 /// The checked contents of `meta`.
+#[expect(clippy::struct_excessive_bools, reason = "each is a feature of the store")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Meta {
     /// Hash that names objects and images.

@@ -71,6 +71,7 @@ pub struct CallerEnvironment<'a> {
 }
 
 /// A container with root and folder, in which no program runs yet.
+#[expect(clippy::struct_excessive_bools, reason = "the container has or keeps each of these")]
 #[derive(Debug)]
 pub struct Ready {
     pub(crate) id: String,

@@ -26,6 +26,9 @@ pub(crate) const RECORD: &str = "volume.json";
 /// Directory that containers mount.
 pub(crate) const DATA: &str = "data";
 
+/// A volume in a list: its name, and its record or the damage of the record.
+pub type ListedVolume = (String, Result<VolumeRecord, RecordError>);
+
 /// The record of a volume.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeRecord {
@@ -144,7 +147,7 @@ impl VolumeShelf {
     ///
     /// # Errors
     /// An error of the disk.
-    pub fn all(&self) -> Result<Vec<(String, Result<VolumeRecord, RecordError>)>, VolumeError> {
+    pub fn all(&self) -> Result<Vec<ListedVolume>, VolumeError> {
         let mut found = Vec::new();
         for name in self.names()? {
             // The volume may have been removed since it was listed.

@@ -13,6 +13,7 @@ use crate::verbs::containers::snapshots::{clear_unneeded, origins};
 use crate::verbs::containers::volume;
 use crate::verbs::images::rmi::image_name;
 
+#[expect(clippy::struct_excessive_bools, reason = "each is an option")]
 #[derive(Debug, Args)]
 pub(crate) struct Rm {
     /// Names of containers

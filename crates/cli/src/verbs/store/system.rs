@@ -1,7 +1,7 @@
 //! `system`: shows the disk space of images and containers, and removes those that are not used.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead as _, Write};
+use std::io::{BufRead as _, Write as _};
 
 use clap::{Args, ValueEnum};
 use container::life::lookup::{self, IfRunning, KnownContainer, KnownError, all};
@@ -283,7 +283,9 @@ fn remove(context: &Context, store: &Store, doomed: &Doomed) -> anyhow::Result<(
     for name in &doomed.names {
         match store.remove_ref(name) {
             Err(RefError::Absent(_)) => continue,
-            removed => drop(removed?),
+            removed => {
+                removed?;
+            }
         }
         if std::mem::take(&mut is_first) {
             report::line("Deleted Images")?;

@@ -170,7 +170,6 @@ impl Containerd {
     }
 
     /// Like `start_with`, by a command that starts the program, and gets more arguments.
-    #[expect(clippy::too_many_arguments, reason = "most callers use the functions above")]
     pub(crate) fn start_by(
         mut command: Command,
         place: &Place,

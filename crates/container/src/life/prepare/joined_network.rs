@@ -15,7 +15,7 @@ use crate::life::lookup::{KnownContainer, KnownError, running};
 pub enum JoinNetworkError {
     /// The other container does not exist or does not run.
     #[error("--network container:{name}: start that container first")]
-    Absent { name: String, source: KnownError },
+    Absent { name: String, source: Box<KnownError> },
     /// The other container has the network of this process.
     #[error("--network container:{0}: that container has the host's network: use --network host")]
     Host(String),
@@ -32,7 +32,8 @@ pub(crate) fn network_of(
     name: &str,
     is_asked_to_end: &dyn Fn() -> bool,
 ) -> Result<OwnedFd, JoinNetworkError> {
-    let absent = |source| JoinNetworkError::Absent { name: name.to_owned(), source };
+    let absent =
+        |source| JoinNetworkError::Absent { name: name.to_owned(), source: Box::new(source) };
     let (known, _root) = running(store, name, is_asked_to_end).map_err(absent)?;
     let over = || JoinNetworkError::Over(known.id.clone());
     let pid = first_process(&known.folder).ok_or_else(over)?;
