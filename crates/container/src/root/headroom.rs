@@ -154,7 +154,7 @@ impl Headroom {
         wait
     }
 
-    /// Releases the free space of the file system after the last write, except for [`AT_REST`].
+    /// Releases the free space of the file system after the last write, except for 256 KiB.
     pub fn settle(&self) -> Result<(), OperationError> {
         let failed = OperationError::at("reserve space for", &self.path);
         let free = rustix::fs::fstatvfs(&self.balloon).map(|it| it.f_bavail * it.f_frsize);
