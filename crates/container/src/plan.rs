@@ -134,6 +134,14 @@ impl ContainerRequest {
         }
     }
 
+    /// Returns the names of the volumes that were made only for this container.
+    pub(crate) fn own_volumes(&self) -> impl Iterator<Item = &str> {
+        self.volumes.iter().filter_map(|it| match &it.source {
+            MountSource::Anonymous(name) => name.as_deref(),
+            _ => None,
+        })
+    }
+
     /// Takes over the settings of the image that are recorded with a new container: its labels, unless the caller has
     /// set the same ones, and its volumes, unless the caller mounts something there.
     ///

@@ -25,14 +25,15 @@ const PIECE: usize = 256 << 10;
 /// Size of the buffer for a directory's names, in bytes.
 const LISTING: usize = 32 << 10;
 
-/// Maximum size of the names of a directory in memory, in bytes, with [`NAME_COST`] for each name.
+/// Maximum size of the names of all open directories in memory, in bytes, with [`NAME_COST`] for each name.
 const NAMES_MAX: usize = 256 << 20;
 
 /// Approximate memory for each name in addition to its bytes.
 const NAME_COST: usize = 48;
 
-/// Maximum number of files with several names that are remembered. Further ones become separate files.
-const LINKED_MAX: usize = 1 << 20;
+/// Maximum size of the remembered paths of files with several names, in bytes, with [`NAME_COST`] for each. Further such
+/// files become separate ones.
+const LINKED_MAX: usize = 256 << 20;
 
 /// The owner of files whose owner is not in the container's map, as the kernel shows it. Source: Linux
 /// `include/linux/highuid.h`, `DEFAULT_OVERFLOWUID`.
@@ -53,6 +54,8 @@ pub fn pack(
         out: Writer::new(out),
         owners,
         linked: HashMap::new(),
+        linked_size: 0,
+        names_size: 0,
         skipped: Skipped::default(),
         buffer: vec![0; PIECE],
     };
@@ -78,6 +81,10 @@ struct Packer<'a, 'w> {
     owners: &'a Owners,
     /// Paths of the first names of files with several names, by device and inode.
     linked: HashMap<(u32, u32, u64), Vec<u8>>,
+    /// Size of these paths.
+    linked_size: usize,
+    /// Size of the names of all open directories.
+    names_size: usize,
     skipped: Skipped,
     buffer: Vec<u8>,
 }
@@ -121,7 +128,10 @@ impl Packer<'_, '_> {
         }
         let directory = openat(held, c".", DIRECTORY, Mode::empty());
         let directory = directory.map_err(CopyError::io("open", path))?;
-        for name in names(directory.as_fd()).map_err(CopyError::io("list", path))? {
+        let room = NAMES_MAX.saturating_sub(self.names_size);
+        let (names, size) = names(directory.as_fd(), room).map_err(CopyError::io("list", path))?;
+        self.names_size += size;
+        for name in names {
             let path = join(path, name.as_bytes());
             let child = match openat(&directory, &*name, HOLD, Mode::empty()) {
                 Ok(child) => child,
@@ -140,6 +150,7 @@ impl Packer<'_, '_> {
             }
             self.entry(&child, &inner, &path, depth + 1)?;
         }
+        self.names_size -= size;
         Ok(())
     }
 
@@ -149,7 +160,9 @@ impl Packer<'_, '_> {
             if let Some(first) = self.linked.get(&key).cloned() {
                 return self.member(found, path, Kind::Hardlink(&first), 0);
             }
-            if self.linked.len() < LINKED_MAX {
+            let size = self.linked_size + path.len() + NAME_COST;
+            if size <= LINKED_MAX {
+                self.linked_size = size;
                 self.linked.insert(key, path.to_vec());
             }
         }
@@ -212,9 +225,9 @@ impl Packer<'_, '_> {
     }
 }
 
-/// Returns the names in a directory, each once and in order. A container may show a name several times while it renames
-/// files.
-fn names(directory: BorrowedFd<'_>) -> Result<Vec<CString>, Errno> {
+/// Returns the names in a directory, each once and in order, and their size. A container may show a name several times
+/// while it renames files. More than `room` bytes of names are an error.
+fn names(directory: BorrowedFd<'_>, room: usize) -> Result<(Vec<CString>, usize), Errno> {
     let mut buffer = Vec::with_capacity(LISTING);
     let mut entries = RawDir::new(directory, buffer.spare_capacity_mut());
     let (mut names, mut size) = (Vec::new(), 0_usize);
@@ -226,7 +239,7 @@ fn names(directory: BorrowedFd<'_>) -> Result<Vec<CString>, Errno> {
         };
         if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
             size = size.saturating_add(entry.file_name().count_bytes() + NAME_COST);
-            if size > NAMES_MAX {
+            if size > room {
                 return Err(Errno::TOOBIG);
             }
             names.push(entry.file_name().to_owned());
@@ -234,5 +247,5 @@ fn names(directory: BorrowedFd<'_>) -> Result<Vec<CString>, Errno> {
     }
     names.sort_unstable();
     names.dedup();
-    Ok(names)
+    Ok((names, size))
 }

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use kernel::process::{Holder, Process, Signal};
 use kernel::usage::usage_of;
-use store::{ContainerDir, ContainerError, ContainerRecord, Liveness, OperationError, Store};
+use store::{
+    ContainerDir, ContainerError, ContainerRecord, Liveness, OperationError, Store, VolumeError,
+};
 
 use crate::backoff::GLANCE;
 use crate::bundle::spec::RuntimeSpec;
@@ -17,6 +19,7 @@ use crate::life::end::teardown;
 use crate::life::state::{Reason, State, StateBefore};
 use crate::life::writable_layer::{self, Changes, WritesPlace};
 use crate::life::{background, init_signals};
+use crate::request::StoredRequest;
 use crate::runtime::call::KILLING;
 use crate::store_ownership::{OwnerError, check_containers};
 
@@ -51,6 +54,9 @@ pub enum KnownError {
     /// The container's state exists, but cannot be read.
     #[error("cannot read the state of container {id}")]
     State { id: String, source: std::io::Error },
+    /// The container's own volumes cannot be kept, or marked for their removal.
+    #[error("cannot change the volumes of container {id}")]
+    Volumes { id: String, source: Box<VolumeError> },
     #[error(transparent)]
     Failed(#[from] OperationError),
     /// The container runs, and must be stopped first.
@@ -451,12 +457,25 @@ pub enum IfRunning {
     Kill,
 }
 
+/// What happens with the volumes that were made only for a removed container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OwnVolumes {
+    /// They stay as volumes that no container uses, except those of a container that is not kept.
+    Stay,
+    /// The next [`Store::clear_volumes`] removes them.
+    Removed,
+}
+
 /// Removes a container. Returns whether it existed, and was not removed by another command first. `now` returns the
 /// time, in seconds since 1970.
+///
+/// # Errors
+/// [`KnownError`]; the container stays.
 pub fn remove(
     store: &Store,
     name: &str,
     if_running: IfRunning,
+    own_volumes: OwnVolumes,
     now: &dyn Fn() -> i64,
 ) -> Result<bool, KnownError> {
     check_containers(store)?;
@@ -499,8 +518,34 @@ pub fn remove(
     };
     background::bury(&folder, now())
         .map_err(OperationError::of("record the end of container", id))?;
+    mark_volumes(&known, store, own_volumes)?;
     teardown::remove_behind(folder, store.who())?;
     Ok(true)
+}
+
+/// Marks the volumes of a container that is about to be removed. They were made to end with it, so without this they
+/// would be removed as soon as no record names them.
+fn mark_volumes(
+    known: &KnownContainer,
+    store: &Store,
+    own_volumes: OwnVolumes,
+) -> Result<(), KnownError> {
+    let names = match &known.record {
+        Some(record) if !record.keep => return Ok(()),
+        Some(record) => record.volumes.clone(),
+        // The record is damaged, and the settings have the names as well.
+        None => match StoredRequest::load(&known.folder, &known.id) {
+            Ok(stored) => stored.request.own_volumes().map(str::to_owned).collect(),
+            Err(error) => {
+                let id = &known.id;
+                tracing::warn!(id, %error, "the volumes of a damaged container are unknown");
+                return Ok(());
+            }
+        },
+    };
+    let marked = store.end_volumes_with_container(&names, own_volumes == OwnVolumes::Removed);
+    let failed = |source| KnownError::Volumes { id: known.id.clone(), source: Box::new(source) };
+    marked.map_err(failed)
 }
 
 #[cfg(test)]

@@ -71,6 +71,8 @@ pub fn settle() -> Result<(), StackError> {
     raise_stack()
 }
 
+// Not inline, because the compiler makes copies of small functions, and the address of this one is compared.
+#[inline(never)]
 extern "C" fn do_nothing(_signal: libc::c_int) {}
 
 /// Whether a signal may call a function of this process that does something. Handlers of faults do not count: Rust's

@@ -330,3 +330,20 @@ fn nul_bytes() {
     let fine = br#"{"config":{"Env":["A=\\u0000\u0001"]},"rootfs":{"diff_ids":[]}}"#;
     assert_eq!(Config::parse(fine).unwrap().config.env, ["A=\\u0000\u{1}"]);
 }
+
+/// serde reads a struct also from an array, and a commit changes the document by the names of its fields.
+#[test]
+fn a_config_consists_of_objects() {
+    let good = r#"{"rootfs":{"type":"layers","diff_ids":[]},"config":null}"#;
+    assert!(Config::parse(good.as_bytes()).is_ok());
+    for bad in [
+        r#"{"rootfs":[[]]}"#,
+        r#"{"rootfs":null}"#,
+        r#"{"rootfs":{"diff_ids":[]},"config":[]}"#,
+        r#"["amd64","linux","",{},{"diff_ids":[]}]"#,
+        " [ ]",
+    ] {
+        let parsed = Config::parse(bad.as_bytes());
+        assert!(matches!(parsed, Err(ManifestError::Json { .. })), "{bad}: {parsed:?}");
+    }
+}

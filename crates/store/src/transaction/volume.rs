@@ -186,7 +186,7 @@ impl Store {
     /// more.
     ///
     /// # Errors
-    /// [`VolumeError`] if a record is damaged, or an error of the disk.
+    /// An error of the disk. Damaged records stay as they are.
     pub fn end_volumes_with_container(
         &self,
         names: &[String],
@@ -197,7 +197,15 @@ impl Store {
         }
         let Some(lock) = self.volumes.lock()? else { return Ok(()) };
         for name in names {
-            let Some(record) = self.volumes.get(name)? else { continue };
+            let record = match self.volumes.get(name) {
+                // A volume with a damaged record is never removed by itself.
+                Err(VolumeError::Damaged { name, source }) => {
+                    tracing::warn!(volume = name, error = %source, "the record of a volume is damaged");
+                    continue;
+                }
+                read => read?,
+            };
+            let Some(record) = record else { continue };
             if record.anonymous && record.ends_with_container != ends {
                 let record = VolumeRecord { ends_with_container: ends, ..record };
                 self.volumes.change(&lock.directory, name, &record)?;

@@ -26,7 +26,7 @@ pub(super) fn config(mut below: Value, diff_id: &Digest, commit: &Commit<'_>) ->
             fields.insert("author".to_owned(), author.into());
         }
     }
-    if let Some(diff_ids) = below["rootfs"]["diff_ids"].as_array_mut() {
+    if let Some(diff_ids) = below.pointer_mut("/rootfs/diff_ids").and_then(Value::as_array_mut) {
         diff_ids.push(diff_id.to_string().into());
     }
     let history = history(&below["history"], layers, commit);

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use container::life::end::stop::{StopOptions, stop};
-use container::life::lookup::{self, IfRunning, KnownContainer, KnownError};
+use container::life::lookup::{self, IfRunning, KnownContainer, KnownError, OwnVolumes};
 use store::{OpenOptions, Store};
 
 use crate::Answer;
@@ -72,19 +72,16 @@ pub(crate) fn rm(context: &Context, args: &Rm) -> anyhow::Result<Answer> {
         let wish = StopOptions { signal: None, timeout: Some(time) };
         stop(&store, found, wish, &|| now().0, &|text| context.remark(text))?;
     }
+    let own_volumes = if args.volumes { OwnVolumes::Removed } else { OwnVolumes::Stay };
     let (mut had_snapshot, mut had_volumes) = (false, false);
     for container in &names {
         let known = lookup::find_container(&store, container).ok();
         had_snapshot |= known.as_ref().is_some_and(|it| origins::snapshot(it).is_some());
         if let Some(record) = known.as_ref().and_then(|it| it.record.as_ref()) {
             had_volumes |= !record.volumes.is_empty();
-            // The volumes of a container that is not kept end with it in any case.
-            if record.keep {
-                store.end_volumes_with_container(&record.volumes, args.volumes)?;
-            }
         }
         let if_running = if args.force { IfRunning::Kill } else { IfRunning::Refuse };
-        let is_removed = lookup::remove(&store, container, if_running, &|| now().0)?;
+        let is_removed = lookup::remove(&store, container, if_running, own_volumes, &|| now().0)?;
         if is_removed {
             continue;
         }

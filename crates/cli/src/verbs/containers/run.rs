@@ -18,7 +18,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail};
 use container::boot_cache::Notes;
 use container::life::end::ended::LOST;
-use container::life::lookup::{self, IfRunning};
+use container::life::lookup::{self, IfRunning, OwnVolumes};
 use container::life::monitor::{FAILED, RunError};
 use container::life::monitor_report::{
     MonitorReport, NotStarted, StartReport, TakenBack, take_back,
@@ -235,14 +235,11 @@ pub(super) fn prepare(
 /// Removes the container of this name, if there is one, to make room for another one.
 fn replace(store: &Store, id: &str) -> anyhow::Result<()> {
     // A name that begins the name of another container must not stand for it.
-    let Some(found) = store.containers.get(id)? else { return Ok(()) };
-    // The volumes of the removed container stay, as with `quire rm`.
-    if let Ok(record) = found.record
-        && record.keep
-    {
-        store.end_volumes_with_container(&record.volumes, false)?;
+    if store.containers.get(id)?.is_none() {
+        return Ok(());
     }
-    lookup::remove(store, id, IfRunning::Kill, &|| now().0)
+    // As with `quire rm`.
+    lookup::remove(store, id, IfRunning::Kill, OwnVolumes::Stay, &|| now().0)
         .with_context(|| format!("--replace: cannot remove container {id}"))?;
     Ok(())
 }

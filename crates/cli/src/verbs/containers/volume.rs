@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, anyhow, bail};
 use clap::{Args, ValueEnum};
-use container::life::lookup::{self, IfRunning};
+use container::life::lookup::{self, IfRunning, OwnVolumes};
 use container::life::prepare::random_volume_name;
 use regex_lite::Regex;
 use serde::Serialize;
@@ -409,7 +409,8 @@ fn remove_one(store: &Store, name: &str, force: bool) -> Result<(), VolumeError>
             removed => return removed,
         };
         let in_use = || VolumeError::InUse { name: name.to_owned(), container: container.clone() };
-        let gone = lookup::remove(store, &container, IfRunning::Kill, &|| now().0);
+        let gone =
+            lookup::remove(store, &container, IfRunning::Kill, OwnVolumes::Stay, &|| now().0);
         gone.map_err(|error| {
             tracing::warn!(container, %error, "cannot remove the container");
             in_use()

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io::{BufRead as _, Write as _};
 
 use clap::{Args, ValueEnum};
-use container::life::lookup::{self, IfRunning, KnownContainer, KnownError, all};
+use container::life::lookup::{self, IfRunning, KnownContainer, KnownError, OwnVolumes, all};
 use image::verity::ImageId;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -114,12 +114,16 @@ pub(crate) struct DfReport {
 fn df(context: &Context, args: &System) -> anyhow::Result<Answer> {
     let store = context.open_for(OpenOptions::read(), true)?;
     let rows = store.as_ref().map_or_else(|| Ok(DfReport::empty().to_vec()), DfReport::of)?;
-    if context.json || args.format.as_deref().is_some_and(template::is_json) {
+    if context.json {
         report::json(&rows)?;
         return Ok(Answer::Yes);
     }
     if let Some(format) = &args.format {
         let rows: Vec<Value> = rows.iter().map(DfReport::fields).collect();
+        if template::is_json(format) {
+            report::json(&rows)?;
+            return Ok(Answer::Yes);
+        }
         template::print(&template::list(format, &rows, &[])?)?;
         return Ok(Answer::Yes);
     }
@@ -206,8 +210,9 @@ impl Doomed {
     /// Decides what to remove. `before` is the latest time of things to remove, in seconds since 1970.
     fn find(store: &Store, args: &System, before: i64) -> anyhow::Result<Self> {
         let all = all(store)?;
+        // A damaged container stays, as with `gc`: somebody may need its changes.
         let is_old = |it: &KnownContainer| {
-            it.record.as_ref().is_none_or(|record| record.created.0 <= before)
+            it.record.as_ref().is_some_and(|record| record.created.0 <= before)
         };
         let is_doomed = |it: &KnownContainer| {
             args.only != Some(PrunedKind::Images) && !it.is_running() && is_old(it)
@@ -261,7 +266,7 @@ fn prune(context: &Context, args: &System) -> anyhow::Result<Answer> {
 fn remove(context: &Context, store: &Store, doomed: &Doomed) -> anyhow::Result<()> {
     let mut is_first = true;
     for id in &doomed.containers {
-        match lookup::remove(store, id, IfRunning::Refuse, &|| now().0) {
+        match lookup::remove(store, id, IfRunning::Refuse, OwnVolumes::Stay, &|| now().0) {
             Ok(true) => {}
             // Another command has removed it, or has started it just now.
             Ok(false) | Err(KnownError::Runs(_)) => continue,

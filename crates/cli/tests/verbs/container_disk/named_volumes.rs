@@ -294,3 +294,41 @@ fn volumes_are_described_counted_and_checked() {
     let ran = place.run("volume ls --force");
     assert!(ran.code == Some(2) && ran.err.contains("--force is for"), "{}", ran.err);
 }
+
+/// `system prune` and `volume rm --force` remove containers, but not the volumes that only these have: see `rm`.
+#[test]
+fn volumes_of_pruned_containers_stay() {
+    let Some(place) = with_volume() else { return };
+    let begin = |name: &str| {
+        let run = ["run", "--quiet", "-d", "--name", name, "-v", "shared:/shared", "v"];
+        let ran =
+            place.run_each(&[&run[..], &["--", "sh", "-c", "echo kept > /var/data/new"]].concat());
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        place.out(&format!("wait {name}"));
+    };
+    let files = || {
+        let path = |name: String| place.path("store/volumes").join(name).join("data/new");
+        names(&place).into_iter().filter(|it| path(it.clone()).exists()).count()
+    };
+    begin("one");
+    assert_eq!((names(&place).len(), files()), (3, 1));
+    place.out("container prune --force");
+    place.out("system prune --force");
+    place.out("gc");
+    assert_eq!((names(&place).len(), files(), place.out("ps -aq")), (3, 1, String::new()));
+    begin("two");
+    place.out("volume rm --force shared");
+    place.out("gc");
+    assert_eq!((names(&place).len(), files(), place.out("ps -aq")), (4, 2, String::new()));
+    // The record of a damaged container does not say which volumes it has; its settings do.
+    begin("three");
+    fs::write(place.path("store/containers/three/container.json"), "damaged").unwrap();
+    place.out("container prune --force");
+    assert!(place.path("store/containers/three").exists(), "gc keeps it as well");
+    place.out("rm --force three");
+    place.out("gc");
+    assert_eq!(files(), 3);
+    begin("four");
+    place.out("rm --volumes four");
+    assert_eq!(files(), 3);
+}

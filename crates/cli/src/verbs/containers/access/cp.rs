@@ -174,6 +174,11 @@ impl OpenedContainers {
         let open = |id: Option<String>, is_written| {
             id.map(|id| OpenedContainer::open(context, store, &id, is_written)).transpose()
         };
+        // Two commands that copy in both directions must not wait for each other.
+        if !is_same && from.is_some() && to.is_some() && to < from {
+            let destination = open(to, true)?;
+            return Ok(Self { source: open(from, false)?, destination, is_same });
+        }
         let source = open(from, is_same)?;
         let destination = if is_same { None } else { open(to, true)? };
         Ok(Self { source, destination, is_same })
