@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 pub use self::execution::Execution;
 pub use self::json::or_default;
-use self::json::{text, texts};
+use self::json::{object, object_or_default, parse_object, text, texts};
 use crate::Digest;
 
 mod execution;
@@ -614,31 +614,6 @@ pub struct Config {
     rootfs: RootFs,
 }
 
-type JsonFields = serde_json::Map<String, serde_json::Value>;
-
-/// Deserializes an object. Without this, serde would also take an array of the fields' values, which other readers
-/// refuse.
-fn object<'de, D, T>(deserializer: D) -> Result<T, D::Error>
-where
-    D: serde::Deserializer<'de>,
-    T: serde::de::DeserializeOwned,
-{
-    let fields = JsonFields::deserialize(deserializer)?;
-    T::deserialize(serde_json::Value::Object(fields)).map_err(serde::de::Error::custom)
-}
-
-/// Deserializes an object, as [`object`] does, or null as the default value.
-fn object_or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
-where
-    D: serde::Deserializer<'de>,
-    T: Default + serde::de::DeserializeOwned,
-{
-    let Some(fields) = Option::<JsonFields>::deserialize(deserializer)? else {
-        return Ok(T::default());
-    };
-    T::deserialize(serde_json::Value::Object(fields)).map_err(serde::de::Error::custom)
-}
-
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 struct RootFs {
     #[serde(default, deserialize_with = "texts")]
@@ -651,14 +626,9 @@ impl Config {
     /// # Errors
     /// [`ManifestError::TooLarge`], [`ManifestError::Json`], [`ManifestError::TooMany`] or [`ManifestError::Nul`].
     pub fn parse(bytes: &[u8]) -> Result<Self, ManifestError> {
-        let kind = "config";
-        check_size(kind, bytes.len() as u64, CONFIG_MAX)?;
-        let malformed = |source| ManifestError::Json { kind, source };
-        if !bytes.trim_ascii_start().starts_with(b"{") {
-            // serde would also take an array.
-            let _fields: JsonFields = serde_json::from_slice(bytes).map_err(malformed)?;
-        }
-        let config: Self = serde_json::from_slice(bytes).map_err(malformed)?;
+        check_size("config", bytes.len() as u64, CONFIG_MAX)?;
+        let malformed = |source| ManifestError::Json { kind: "config", source };
+        let config: Self = parse_object(bytes).map_err(malformed)?;
         check_count("diff ids", config.rootfs.diff_ids.len(), LAYERS_MAX)?;
         match config.config.setting_with_nul() {
             Some(setting) => Err(ManifestError::Nul { setting }),

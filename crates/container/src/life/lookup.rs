@@ -457,7 +457,7 @@ pub enum IfRunning {
     Kill,
 }
 
-/// What happens with the volumes that were made only for a removed container.
+/// Fate of the volumes that were made only for a removed container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OwnVolumes {
     /// They stay as volumes that no container uses, except those of a container that is not kept.

@@ -71,7 +71,7 @@ pub fn settle() -> Result<(), StackError> {
     raise_stack()
 }
 
-// Not inline, because the compiler makes copies of small functions, and the address of this one is compared.
+// The compiler makes copies of small functions, and the address of this one is compared.
 #[inline(never)]
 extern "C" fn do_nothing(_signal: libc::c_int) {}
 

@@ -28,3 +28,36 @@ pub(super) fn texts<'de, D: serde::Deserializer<'de>>(
     let digests = texts.iter().map(|text| text.parse());
     digests.collect::<Result<_, DigestError>>().map_err(serde::de::Error::custom)
 }
+
+type JsonFields = serde_json::Map<String, serde_json::Value>;
+
+/// Parses a document that is an object, as [`object`] deserializes one.
+pub(super) fn parse_object<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
+    if !bytes.trim_ascii_start().starts_with(b"{") {
+        let _fields: JsonFields = serde_json::from_slice(bytes)?;
+    }
+    serde_json::from_slice(bytes)
+}
+
+/// Deserializes an object. Without this, serde would also take an array of the fields' values, which other readers
+/// refuse.
+pub(super) fn object<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: serde::de::DeserializeOwned,
+{
+    let fields = JsonFields::deserialize(deserializer)?;
+    T::deserialize(serde_json::Value::Object(fields)).map_err(serde::de::Error::custom)
+}
+
+/// Deserializes an object, as [`object`] does, or null as the default value.
+pub(super) fn object_or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: Default + serde::de::DeserializeOwned,
+{
+    let Some(fields) = Option::<JsonFields>::deserialize(deserializer)? else {
+        return Ok(T::default());
+    };
+    T::deserialize(serde_json::Value::Object(fields)).map_err(serde::de::Error::custom)
+}

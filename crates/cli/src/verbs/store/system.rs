@@ -210,7 +210,7 @@ impl Doomed {
     /// Decides what to remove. `before` is the latest time of things to remove, in seconds since 1970.
     fn find(store: &Store, args: &System, before: i64) -> anyhow::Result<Self> {
         let all = all(store)?;
-        // A damaged container stays, as with `gc`: somebody may need its changes.
+        // A damaged container stays, as with `gc`, because its changes may be needed.
         let is_old = |it: &KnownContainer| {
             it.record.as_ref().is_some_and(|record| record.created.0 <= before)
         };
