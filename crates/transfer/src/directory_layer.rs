@@ -2,7 +2,7 @@
 //! An import of a directory by [`crate::import`] has none of these.
 //!
 //! The directory is read once, into objects of the store. The layer is the tar of these objects, which are verified
-//! while it is written, so that a file which changes meanwhile cannot differ between the image and the layer.
+//! while it is written, so that a file that changes during the import cannot differ between the image and the layer.
 
 use std::io::{self, BufWriter, PipeReader, Read, Write as _};
 use std::path::Path;

@@ -15,7 +15,7 @@ use crate::bundle::spec::RuntimeSpec;
 pub struct ProcessSettings {
     /// Additional groups of the user, by names of the image or numbers.
     pub groups: Vec<String>,
-    /// Whether processes keep the groups of the caller. In a user namespace, these groups appear as `nobody`.
+    /// Whether processes keep the groups of the caller. In a user namespace, the kernel shows these groups as `nobody`.
     pub keep_groups: bool,
     /// Kernel parameters, by their names in sysctl(8).
     pub sysctl: BTreeMap<String, String>,

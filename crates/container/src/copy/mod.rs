@@ -3,7 +3,7 @@
 //! Both a container and a tar may be hostile:
 //!
 //! - The kernel resolves paths of a container inside its root ([`find`], `RESOLVE_IN_ROOT`), without the magic links of
-//!   `/proc`. A container that exchanges directories and links meanwhile can only redirect a copy inside its own root.
+//!   `/proc`. A container that exchanges directories and links can only redirect a copy inside its own root.
 //! - [`pack`] opens each name once, with `O_PATH`, which follows no link and has no effect on FIFOs and devices. All
 //!   further steps use that descriptor.
 //! - [`unpack`] creates each file by a single name, in a directory that it holds open, and follows no link at that name.
@@ -77,7 +77,7 @@ impl CopyError {
 pub struct Skipped {
     /// Number of these files.
     pub count: u64,
-    /// Path of the first of them, and what it is.
+    /// Path and description of the first of them.
     pub first: Option<(Vec<u8>, &'static str)>,
 }
 
