@@ -22,7 +22,8 @@ pub mod trees;
 pub use self::chain::chain;
 pub use self::crane::{crane, ukify};
 pub use self::programs::{
-    built, command, find_program, not_made, package, program, programs, script, skipped,
+    built, command, copy_program, find_program, not_made, package, program, programs, script,
+    skipped,
 };
 pub use self::rounds::{long_tests, rounds};
 

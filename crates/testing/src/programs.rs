@@ -71,6 +71,15 @@ pub fn script(path: &Path, text: &str) {
     assert!(child.wait().is_ok_and(|it| it.success()), "{} is not written", path.display());
 }
 
+/// Copies a program, with its mode, by a process of its own, for the reason that [`script`] names.
+///
+/// # Panics
+/// If the program cannot be copied.
+pub fn copy_program(from: impl AsRef<Path>, to: &Path) {
+    let copied = Command::new("cp").arg(from.as_ref()).arg(to).status();
+    assert!(copied.is_ok_and(|it| it.success()), "{} is not copied", to.display());
+}
+
 /// Prints that a test is skipped because an input is missing that takes minutes to build. If the cache has the input,
 /// `cargo xtask test` counts the line as a failure.
 pub fn not_made(what: &str, input: &str) {

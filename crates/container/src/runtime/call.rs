@@ -308,13 +308,7 @@ mod tests {
 
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("hanging");
-        // A file that a child of another test still has open for writing cannot be executed (ETXTBSY). If another
-        // process makes a copy, this process never has the copy open.
-        let script = folder.path().join("script");
-        std::fs::write(&script, "#!/bin/sh\necho $$ >\"$2\"/../pid\nexec sleep 1000\n").unwrap();
-        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let copied = Command::new("cp").arg(&script).arg(&program).status().unwrap();
-        assert!(copied.success());
+        testing::script(&program, "#!/bin/sh\necho $$ >\"$2\"/../pid\nexec sleep 1000\n");
         std::fs::write(folder.path().join(RUNTIME_PATH), program.as_os_str().as_bytes()).unwrap();
         std::fs::create_dir(folder.path().join(RUNTIME_STATE)).unwrap();
         let since = std::time::Instant::now();

@@ -181,8 +181,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let put = |name: &str, code: u8| {
             let path = folder.path().join(name);
-            std::fs::write(&path, format!("#!/bin/sh\nexit {code}\n")).unwrap();
-            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+            testing::script(&path, &format!("#!/bin/sh\nexit {code}\n"));
         };
         let check = |expect: &str| {
             let found = Runtime::locate(folder.path().as_os_str(), None, None).unwrap();
@@ -212,8 +211,7 @@ mod tests {
         let text = format!("#!/bin/sh\necho >> '{}'\n", asked.display());
         for name in ["crun", "runc"] {
             let path = folder.path().join(name);
-            std::fs::write(&path, &text).unwrap();
-            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+            testing::script(&path, &text);
         }
         let check = |times: usize| {
             let found = Runtime::locate(folder.path().as_os_str(), None, Some(&kept)).unwrap();

@@ -176,8 +176,7 @@ mod tests {
     fn a_runtime_is_named_once() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("crun");
-        std::fs::write(&path, "#!/bin/sh\necho crun version 1.8.1\n").unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        testing::script(&path, "#!/bin/sh\necho crun version 1.8.1\n");
         let runtime = Runtime::at(path.clone());
         let expect = format!(
             "{} reports version 1.8.1, which is older than the fix of CVE-2026-47766 (1.28): \
@@ -189,7 +188,7 @@ mod tests {
         assert_eq!(runtime.missing_fixes_once(&kept).unwrap().to_string(), expect);
         assert_eq!(runtime.missing_fixes_once(&kept), None);
         // A changed program is reported again.
-        std::fs::write(&path, "#!/bin/sh\necho crun version 1.8.2\n").unwrap();
+        testing::script(&path, "#!/bin/sh\necho crun version 1.8.2\n");
         assert!(runtime.missing_fixes_once(&kept).is_some());
     }
 }

@@ -198,8 +198,7 @@ fn a_call_that_comes_too_late_makes_no_folder_again() {
     let text = format!(
         "#!/bin/sh\ntouch {text}/called\nuntil test -e {text}/go; do sleep 0.01; done\nmkdir -p \"$2/c\"\n"
     );
-    std::fs::write(&script, text).unwrap();
-    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    testing::script(&script, &text);
     std::fs::write(folder.join(RUNTIME_PATH), script.as_os_str().as_bytes()).unwrap();
     std::thread::scope(|scope| {
         let call = scope.spawn(|| background::signal(&folder, "c", "TERM"));
@@ -219,8 +218,7 @@ fn a_call_that_comes_too_late_makes_no_folder_again() {
 /// Creates an executable named `crun` in `folder`.
 fn script(folder: &Path, text: &str) -> PathBuf {
     let script = folder.join("crun");
-    std::fs::write(&script, format!("#!/bin/sh\n{text}\n")).unwrap();
-    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    testing::script(&script, &format!("#!/bin/sh\n{text}\n"));
     script
 }
 

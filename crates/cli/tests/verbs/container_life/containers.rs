@@ -559,7 +559,7 @@ fn slow(place: &Place, runtime: &str) -> std::path::PathBuf {
         exec REAL \"$@\"\n";
     let script = script.replace("FOLDER", folder.to_str().unwrap());
     let script = script.replace("REAL", crate::program(runtime).unwrap().to_str().unwrap());
-    crate::write(&folder.join(runtime), script.as_bytes(), 0o755);
+    testing::script(&folder.join(runtime), &script);
     fs::write(folder.join("hold"), "").unwrap();
     folder
 }

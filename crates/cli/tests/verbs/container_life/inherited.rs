@@ -428,12 +428,7 @@ fn hanging(place: &Place, runtime: &str, calls: &str) -> String {
     let folder = place.path(&format!("hanging-{}", calls.replace('|', "-")));
     fs::create_dir_all(&folder).unwrap();
     let path = folder.join(runtime);
-    fs::write(place.path("script"), script).unwrap();
-    // Another process makes the copy, because children may inherit a file that this process has open for writing, and
-    // then executing the file fails with ETXTBSY.
-    let mut install = Command::new("install");
-    install.args(["-m", "755"]).arg(place.path("script")).arg(&path);
-    assert!(install.status().unwrap().success());
+    testing::script(&path, &script);
     path.display().to_string()
 }
 

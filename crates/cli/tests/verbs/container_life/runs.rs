@@ -137,7 +137,7 @@ fn what_a_runtime_logs_does_not_change_the_exit_code() {
             exit $code\n";
         let script = script.replace("REAL", program(runtime).unwrap().to_str().unwrap());
         let path = folder.join(runtime);
-        write(&path, script.as_bytes(), 0o755);
+        testing::script(&path, &script);
         for code in [1, 3] {
             let line = format!("--runtime {} a -- sh -c 'exit {code}'", path.display());
             let ran = on_terminal(&place, &line);

@@ -21,7 +21,7 @@ fn listing(place: &Place, runtime: &str) -> PathBuf {
         folder = folder.display(),
         real = program(runtime).unwrap().display(),
     );
-    write(&path, script.as_bytes(), 0o755);
+    testing::script(&path, &script);
     path
 }
 
@@ -236,8 +236,8 @@ fn a_command_may_lie_on_a_volume() {
     let Some(place) = place() else { return };
     let folder = place.path("probes");
     fs::create_dir(&folder).unwrap();
-    write(&place.path("probe"), b"#!/bin/sh\necho found\n", 0o755);
-    write(&folder.join("tool"), b"#!/bin/sh\necho found\n", 0o755);
+    testing::script(&place.path("probe"), "#!/bin/sh\necho found\n");
+    testing::script(&folder.join("tool"), "#!/bin/sh\necho found\n");
     write(&folder.join("text"), b"", 0o644);
     let volumes = [
         format!("{}:/opt/probe:ro", place.path("probe").display()),

@@ -274,7 +274,7 @@ fn what_cannot_be_looked_at_is_said() {
     let mut command = Command::new("chmod");
     assert!(command.args(["-R", "a+rX"]).arg(pair.place.path("store")).status().unwrap().success());
     let program = pair.place.path("quire");
-    std::fs::copy(env!("CARGO_BIN_EXE_quire"), &program).unwrap();
+    testing::copy_program(env!("CARGO_BIN_EXE_quire"), &program);
     let mut command = Command::new(&program);
     command.arg("--store").arg(pair.place.path("store")).args(["du", "--memory", "--json"]);
     let ran = crate::Ran::from_output(

@@ -113,7 +113,7 @@ fn a_user_mounts_what_fstab_lets() {
     }
     let open = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(place.folder.path(), open).unwrap();
-    std::fs::copy(env!("CARGO_BIN_EXE_quire"), place.path("quire")).unwrap();
+    testing::copy_program(env!("CARGO_BIN_EXE_quire"), &place.path("quire"));
     let script = format!(
         "ln -sf $PWD/quire upper/mount.quire
          mknod -m 666 fuse c 10 229; mount --bind fuse /dev/fuse

@@ -75,7 +75,7 @@ impl User {
         fs::set_permissions(place.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
         chown(&home, Some(USER), Some(USER)).unwrap();
         // The built program may be in a folder that only root can read.
-        fs::copy(env!("CARGO_BIN_EXE_quire"), place.path("quire")).unwrap();
+        testing::copy_program(env!("CARGO_BIN_EXE_quire"), &place.path("quire"));
         let names = fs::read_to_string("/etc/passwd").unwrap();
         let own = format!("quire-test:x:{USER}:{USER}::{}:/bin/sh\n", home.display());
         fs::write(place.path("passwd"), names + &own).unwrap();

@@ -93,7 +93,7 @@ impl Service {
 fn attack(user: &User, service: &Service, case: &str, image: &Path) {
     let program = user.place.path("client");
     if !program.exists() {
-        fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+        testing::copy_program(std::env::current_exe().unwrap(), &program);
     }
     let case = format!("rootless::mounts::client::{case}");
     let words = [
@@ -289,7 +289,7 @@ fn a_namespace_with_other_ids_gets_nothing() {
 fn numbers_that_were_given_to_a_user_are_not_users() {
     let Some(user) = User::new(true) else { return };
     let program = user.place.path("client");
-    fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    testing::copy_program(std::env::current_exe().unwrap(), &program);
     let socket = user.place.path("sock/mounts.sock");
     // The root of a namespace changes to another user in it, and makes a namespace as that user.
     let script = format!(
@@ -323,23 +323,13 @@ fn the_writer_has_no_rights() {
     let place = Place::new();
     fs::set_permissions(place.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     // The built program may be in a folder that only root can read.
-    fs::copy(env!("CARGO_BIN_EXE_quire"), place.path("quire")).unwrap();
+    testing::copy_program(env!("CARGO_BIN_EXE_quire"), &place.path("quire"));
     let mut command = Command::new(place.path("quire"));
     let ask = r#"{"users":[[0,1]],"groups":[[0,1]],"places":[],"inodes_max":10,"bytes_max":1000}"#;
     command.arg0("quire-image-writer").env("QUIRE_TOLD", ask).uid(65_534).gid(65_534);
     let out = fs::File::create(place.path("out")).unwrap();
     command.stdin(Stdio::piped()).stdout(out).stderr(Stdio::piped());
-    // The file of the program is busy as long as a child of another test has the copy open for writing.
-    let mut spawned = (0..200).map(|_| {
-        let spawned = command.spawn();
-        let is_busy = |it: &std::io::Error| it.kind() == std::io::ErrorKind::ExecutableFileBusy;
-        if spawned.as_ref().is_err_and(is_busy) {
-            std::thread::sleep(std::time::Duration::from_millis(20));
-            return None;
-        }
-        Some(spawned.unwrap())
-    });
-    let mut writer = spawned.find_map(|it| it).expect("the copy can be run");
+    let mut writer = command.spawn().unwrap();
     let status = || {
         let text = fs::read_to_string(format!("/proc/{}/status", writer.id())).unwrap();
         let line = |name: &str| {

@@ -219,7 +219,7 @@ fn an_update_takes_over_what_is_mounted() {
     };
     let Some(EnginePlace(place)) = &engine_place() else { return };
     let program = place.path("quire");
-    fs::copy(before, &program).unwrap();
+    testing::copy_program(before, &program);
     // The program may be older than the settings file.
     let start = |_: &Place, socket: &Path| {
         let mut command = Command::new(&program);
@@ -238,7 +238,7 @@ fn an_update_takes_over_what_is_mounted() {
     command.arg("--address").arg(&host.engine.socket).args(write).arg("echo old > /etc/new");
     assert!(command.status().unwrap().success());
     let next = place.path("next");
-    fs::copy(quire(), &next).unwrap();
+    testing::copy_program(quire(), &next);
     rename_over(&next, &program);
     assert!(host.service.end().success());
     host.reads();
