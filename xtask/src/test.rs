@@ -83,6 +83,8 @@ const NEED_INPUTS: [&str; 21] = [
 struct Tally {
     passed: u64,
     failed: Vec<String>,
+    /// Tests that failed beside others, and passed alone.
+    unsteady: Vec<String>,
     /// Reasons of skips, each with the test that reported it.
     skipped: BTreeSet<(String, String)>,
     /// Inputs that the cache had before the tests. Later tiers make more of them.
@@ -204,7 +206,8 @@ fn every_change(args: &Args, rounds: Rounds, tally: &mut Tally) -> Result<()> {
             if tier("vm") {
                 scope.spawn(|| vm::fetch_kernels(&cache, &["newest"]));
             }
-            tally.tests("tests", &mut command)
+            tally.tests("tests", &mut command)?;
+            tally.again(&cache, rounds)
         })?;
     }
     if tier(ENGINES) {
@@ -403,6 +406,9 @@ fn jobs(rounds: Rounds) -> Vec<Job> {
 /// A job's name, result, duration and output.
 type Finished = (String, Result<Vec<String>>, Duration, String);
 
+/// Maximum number of failed tests that are run again. More have a cause in the code.
+const UNSTEADY_MAX: usize = 3;
+
 /// Number of jobs in parallel. A guest has one processor and 1.5 GB.
 const JOBS_AT_ONCE: usize = 2;
 
@@ -500,6 +506,28 @@ impl Tally {
         Ok(())
     }
 
+    /// Runs failed tests again, one after another, without other tests beside them. Tests share a machine whose load
+    /// nobody controls, and forks of one test can disturb another. A test that passes then is listed as unsteady.
+    /// `check-all` does not do this.
+    fn again(&mut self, cache: &Cache, rounds: Rounds) -> Result<()> {
+        let is_test = |it: &String| !it.contains(' ');
+        let few = self.failed.len() <= UNSTEADY_MAX && self.failed.iter().all(is_test);
+        if rounds == Rounds::Many || self.failed.is_empty() || !few {
+            return Ok(());
+        }
+        println!("== once more, alone: {}", self.failed.join(", "));
+        let log = target_dir()?.join("test-again.log");
+        let mut log = File::create(log)?;
+        for name in std::mem::take(&mut self.failed) {
+            let ran = listen(&mut tests(cache, rounds, &["--exact", &name])?, &mut log)?;
+            let steady = ran.success && ran.summary.passed() > 0;
+            let list = if steady { &mut self.unsteady } else { &mut self.failed };
+            list.push(name);
+        }
+        self.passed += u64::try_from(self.unsteady.len())?;
+        Ok(())
+    }
+
     fn close(mut self) -> Result<()> {
         for (test, reason) in &self.skipped {
             let test = if test.is_empty() { String::new() } else { format!(" ({test})") };
@@ -507,6 +535,9 @@ impl Tally {
             if tools::in_ci() && could_have_run(reason, |input| self.made.contains(input)) {
                 self.failed.push(format!("{test} (skipped in CI: {reason})"));
             }
+        }
+        for name in &self.unsteady {
+            println!("UNSTEADY: {name} failed beside other tests, and passed alone");
         }
         println!("== how long it took:");
         for (name, took) in &self.times {
