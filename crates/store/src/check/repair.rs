@@ -165,6 +165,8 @@ impl Store {
     /// Removes a ref that cannot be read. Returns whether there was one.
     fn remove_bad_ref(&self, name: &str) -> Result<bool, DiskError> {
         let Ok(name) = name.parse::<RefName>() else { return Ok(false) };
+        // An import may set the ref again at the same time.
+        let _alone = self.lock_records()?;
         match self.refs.get(&name) {
             Ok(_) | Err(RefError::Disk(_)) => Ok(false),
             Err(_) => remove(&self.refs.directory, &name.file_name()),

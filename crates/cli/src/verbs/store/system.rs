@@ -8,7 +8,7 @@ use container::life::lookup::{self, IfRunning, KnownContainer, KnownError, OwnVo
 use image::verity::ImageId;
 use serde::Serialize;
 use serde_json::{Value, json};
-use store::{OpenOptions, RefError, RefName, Store};
+use store::{OpenOptions, RefName, Reference, Store};
 
 use crate::Answer;
 use crate::args::limits::seconds;
@@ -203,7 +203,8 @@ fn images_of(containers: &[KnownContainer]) -> BTreeSet<ImageId> {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Doomed {
     containers: Vec<String>,
-    names: Vec<RefName>,
+    /// Names that no container uses, and their images at that time.
+    names: Vec<(RefName, Reference)>,
 }
 
 impl Doomed {
@@ -222,9 +223,8 @@ impl Doomed {
         if args.all && args.only != Some(PrunedKind::Containers) {
             let in_use = images_of(&rest);
             let (refs, _) = store.refs.readable()?;
-            let is_unused =
-                |it: &store::Reference| !in_use.contains(&it.image) && it.created.0 <= before;
-            names = refs.into_iter().filter(|it| is_unused(&it.1)).map(|it| it.0).collect();
+            let is_unused = |it: &Reference| !in_use.contains(&it.image) && it.created.0 <= before;
+            names = refs.into_iter().filter(|it| is_unused(&it.1)).collect();
         }
         let mut containers: Vec<_> = doomed.into_iter().map(|it| it.id).collect();
         containers.sort_unstable();
@@ -285,12 +285,10 @@ fn remove(context: &Context, store: &Store, doomed: &Doomed) -> anyhow::Result<(
         clear_unneeded(store);
     }
     let mut is_first = true;
-    for name in &doomed.names {
-        match store.remove_ref(name) {
-            Err(RefError::Absent(_)) => continue,
-            removed => {
-                removed?;
-            }
+    for (name, reference) in &doomed.names {
+        // Another command has removed the name, or has given it to another image.
+        if !store.remove_ref_if(name, reference)? {
+            continue;
         }
         if std::mem::take(&mut is_first) {
             report::line("Deleted Images")?;
