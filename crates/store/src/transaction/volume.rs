@@ -196,6 +196,20 @@ impl Store {
             return Ok(());
         }
         let Some(lock) = self.volumes.lock()? else { return Ok(()) };
+        self.end_held_volumes_with_container(&lock, names, ends)
+    }
+
+    /// As [`end_volumes_with_container`](Self::end_volumes_with_container), for the holder of a lock, which may be shared:
+    /// other changes of existing records need the exclusive one.
+    ///
+    /// # Errors
+    /// An error of the disk. Damaged records stay as they are.
+    pub fn end_held_volumes_with_container(
+        &self,
+        lock: &VolumeLock,
+        names: &[String],
+        ends: bool,
+    ) -> Result<(), VolumeError> {
         for name in names {
             let record = match self.volumes.get(name) {
                 // A volume with a damaged record is never removed by itself.

@@ -50,7 +50,7 @@ pub(crate) struct HeldVolumes {
     pub(crate) names: Vec<String>,
     /// Volumes that the runtime finds at other paths.
     staged: Vec<StagedVolume>,
-    _lock: Option<VolumeLock>,
+    pub(crate) lock: Option<VolumeLock>,
 }
 
 /// A volume that the runtime could not reach by its path, because it prepares the container as an unprivileged user.
@@ -137,7 +137,7 @@ impl VolumeUser<'_> {
         };
         for (name, draft, files, anonymous) in drafts {
             // A command that removes the container without its volumes changes this. If the container is never made,
-            // `gc` removes the volume.
+            // the volume is removed.
             let ends_with_container = anonymous;
             let record =
                 VolumeRecord { anonymous, ends_with_container, ..VolumeRecord::new(self.now) };
@@ -173,7 +173,7 @@ impl VolumeUser<'_> {
             }
             volume.source = MountSource::Directory(path);
         }
-        Ok(HeldVolumes { names, staged, _lock: lock })
+        Ok(HeldVolumes { names, staged, lock })
     }
 
     /// Makes the files of a new volume: those of the image at its destination.
