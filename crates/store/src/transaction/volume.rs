@@ -291,8 +291,9 @@ impl Store {
 }
 
 fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), VolumeError> {
-    let bytes: usize = labels.iter().map(|(name, value)| name.len() + value.len()).sum();
-    if bytes > VOLUME_LABELS_MAX { Err(VolumeError::Labels) } else { Ok(()) }
+    // JSON has six bytes for some characters.
+    let bytes = serde_json::to_vec(labels).map_or(usize::MAX, |it| it.len());
+    if bytes > VOLUME_LABELS_MAX { Err(VolumeError::Labels { bytes }) } else { Ok(()) }
 }
 
 fn remove(name: &str, hidden: HiddenSnapshot) -> Result<(), DiskError> {

@@ -67,7 +67,17 @@ fn what_is_written_is_read_again() {
     }
     let labels = [("a".to_owned(), "x".repeat(crate::VOLUME_LABELS_MAX))].into();
     let long = VolumeRecord { labels, ..record };
-    assert!(matches!(add(&store, "two", &long), Err(VolumeError::Labels)));
+    assert!(matches!(add(&store, "two", &long), Err(VolumeError::Labels { .. })));
+    // The record has the labels as JSON, in which this character takes six bytes, and stays readable.
+    let controls = |count| VolumeRecord {
+        labels: [("a".to_owned(), "\u{1}".repeat(count))].into(),
+        ..long.clone()
+    };
+    let most = crate::VOLUME_LABELS_MAX / 6;
+    assert!(matches!(add(&store, "two", &controls(most)), Err(VolumeError::Labels { .. })));
+    add(&store, "controls", &controls(most - 2)).unwrap();
+    assert_eq!(store.volumes.get("controls").unwrap(), Some(controls(most - 2)));
+    store.remove_volume("controls").unwrap();
     // A refused volume leaves nothing.
     assert_eq!(fs::read_dir(directory.path().join("tmp")).unwrap().count(), 0);
     let reader = Store::open(directory.path(), store.who(), OpenOptions::read()).unwrap();
