@@ -220,7 +220,7 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
 
 /// Escapes the invisible characters of a JSON text, for terminals. JSON itself requires this only of those below U+0020.
 /// Outside of strings, the text has no such characters except newlines.
-fn visible(json: &str) -> String {
+pub(crate) fn visible(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for it in json.chars() {
         match is_unseen(it) && it != '\n' {

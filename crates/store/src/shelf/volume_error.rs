@@ -18,7 +18,8 @@ pub enum VolumeError {
     Name(String),
     #[error("volume {0} already exists")]
     Exists(String),
-    #[error("there is no volume \"{}\"", .0.escape_debug())]
+    /// The text is podman's.
+    #[error("no volume with name \"{}\" found: no such volume", .0.escape_debug())]
     Absent(String),
     /// A container needs the volume.
     #[error(
@@ -35,8 +36,8 @@ pub enum VolumeError {
     Damaged { name: String, source: RecordError },
     /// The labels do not fit into the record.
     #[error(
-        "the labels of a volume may have {VOLUME_LABELS_MAX} bytes as JSON, and these have {bytes}: use shorter ones, or \
-        fewer control characters"
+        "the labels of a volume may have {VOLUME_LABELS_MAX} bytes as JSON, and these have {bytes}: use shorter \
+        ones, or fewer control characters"
     )]
     Labels {
         /// Length of the labels as JSON, in bytes.
