@@ -180,6 +180,25 @@ fn damage_is_found_and_mended_without_a_loss_of_files() {
 }
 
 /// Either the container is made, and has its volume, or the volume is removed before.
+/// The record is not needed for the removal, so its damage does not keep the files.
+#[test]
+fn a_volume_with_a_damaged_record_can_be_removed() {
+    let directory = TempDir::new().unwrap();
+    let store = with_image(directory.path());
+    for damage in [&b"damaged"[..], b"", &[0; 100]] {
+        add(&store, "one", &VolumeRecord::new(NOW)).unwrap();
+        let record = directory.path().join("volumes/one/volume.json");
+        fs::remove_file(&record).unwrap();
+        fs::write(&record, damage).unwrap();
+        assert!(matches!(store.volumes.get("one"), Err(VolumeError::Damaged { .. })), "{damage:?}");
+        // Nothing removes it by itself.
+        assert_eq!(store.clear_volumes().unwrap(), 0);
+        store.remove_volume("one").unwrap();
+        assert!(names(&store).is_empty(), "{damage:?}");
+        assert_eq!(fs::read_dir(directory.path().join("tmp")).unwrap().count(), 0);
+    }
+}
+
 #[test]
 fn removal_and_use_exclude_each_other() {
     let directory = TempDir::new().unwrap();
