@@ -485,10 +485,13 @@ pub(crate) fn remove_holding(
     check_containers(store)?;
     let Some(known) = look(store, name)? else { return Ok(false) };
     let id = &known.id;
+    if known.is_running() && if_running == IfRunning::Refuse {
+        return Err(KnownError::Runs(id.clone()));
+    }
+    // The monitor of a running container removes it when it is killed, and then volumes that nothing needs.
+    let marked = own_volumes.mark(store, id, &known.folder, known.record.as_ref(), held);
+    marked.map_err(|source| KnownError::Volumes { id: id.clone(), source: Box::new(source) })?;
     if known.is_running() {
-        if if_running == IfRunning::Refuse {
-            return Err(KnownError::Runs(id.clone()));
-        }
         if let Err(error) = background::unwant(&known.folder) {
             tracing::debug!(id, %error, "cannot inform the monitor that the container is removed");
         }
@@ -522,8 +525,6 @@ pub(crate) fn remove_holding(
     };
     background::bury(&folder, now())
         .map_err(OperationError::of("record the end of container", id))?;
-    let marked = own_volumes.mark(store, id, &known.folder, known.record.as_ref(), held);
-    marked.map_err(|source| KnownError::Volumes { id: id.clone(), source: Box::new(source) })?;
     teardown::remove_behind(folder, store.who())?;
     Ok(true)
 }

@@ -332,6 +332,13 @@ fn volumes_of_pruned_containers_stay() {
     begin("four");
     place.out("rm --volumes four");
     assert_eq!(files(), 3);
+    // Also of a running container, which its monitor removes.
+    start(&place, &["--name", "five", "-v", "/own"], "echo kept > /own/new; sleep 60");
+    wait_for("the file", || files() == 4);
+    place.out("rm --force five");
+    wait_for("the removal", || !place.path("store/containers/five").exists());
+    place.out("gc");
+    assert_eq!(files(), 4);
 }
 
 /// A container that is not made, or does not start, leaves no volumes of its own.

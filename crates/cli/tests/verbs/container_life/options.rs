@@ -124,7 +124,6 @@ fn a_container_that_cannot_be_made_replaces_none() {
         "--env-file no-such a true",
         "--network container:no-such a true",
         "--device /no/such a true",
-        "-v /etc/hostname:/etc/deep/file/below:ro -v volume:/etc/short a true",
         "--memory 1 a true",
     ] {
         for verb in ["run --quiet -d", "create --quiet"] {
