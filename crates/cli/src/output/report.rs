@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt::Display;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -10,7 +10,6 @@ use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::Answer;
-use crate::output::width;
 
 /// Returns standard output with a buffer of 64 KiB.
 pub(crate) fn standard_output() -> impl Write {
@@ -209,9 +208,9 @@ pub(crate) fn paths<T: AsRef<[u8]>>(all: impl IntoIterator<Item = T>) -> Vec<Str
 /// Prints a value as JSON with a final newline.
 pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     let mut out = standard_output();
-    match width::of_output() {
-        None => serde_json::to_writer_pretty(&mut out, value)?,
-        Some(_) => out.write_all(visible(&serde_json::to_string_pretty(value)?).as_bytes())?,
+    match io::stdout().is_terminal() {
+        false => serde_json::to_writer_pretty(&mut out, value)?,
+        true => out.write_all(visible(&serde_json::to_string_pretty(value)?).as_bytes())?,
     }
     writeln!(out)?;
     out.flush()?;
@@ -252,9 +251,9 @@ pub(crate) fn print<R: Serialize>(
 /// Prints a value as one line of JSON, for programs that read a stream of values.
 pub(crate) fn json_line(value: &impl Serialize) -> anyhow::Result<()> {
     let mut out = standard_output();
-    match width::of_output() {
-        None => serde_json::to_writer(&mut out, value)?,
-        Some(_) => out.write_all(visible(&serde_json::to_string(value)?).as_bytes())?,
+    match io::stdout().is_terminal() {
+        false => serde_json::to_writer(&mut out, value)?,
+        true => out.write_all(visible(&serde_json::to_string(value)?).as_bytes())?,
     }
     writeln!(out)?;
     out.flush()?;

@@ -12,7 +12,7 @@ mod disguise;
 mod values;
 
 use std::fmt;
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 
 use anyhow::{Context as _, anyhow, bail};
 use gotmpl::{MissingKey, Template, TemplateError, Value};
@@ -21,7 +21,6 @@ use serde_json::Value as Json;
 use crate::output::report;
 use crate::output::template::disguise::{disguise, escape_disguised};
 use crate::output::template::values::{FUNCTIONS, MOST_DEPTH, from_json, with_functions};
-use crate::output::width;
 
 /// Maximum length of a template, in bytes.
 const MOST_TEMPLATE: usize = 64 << 10;
@@ -120,7 +119,7 @@ pub(crate) fn print_list(
 /// like the template's. On a terminal, control characters of the values are escaped.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut out = report::standard_output();
-    if width::of_output().is_none() {
+    if !std::io::stdout().is_terminal() {
         out.write_all(text.as_bytes())?;
     } else {
         // Tabs and newlines are the template's.

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::Write as _;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
@@ -170,6 +170,46 @@ fn check_other(place: &Place) {
         serde_json::from_str(place.run("--json volume inspect none").err.lines().last().unwrap())
             .unwrap();
     assert_eq!((&report["kind"], &report["exitCode"]), (&"absent".into(), &1.into()));
+}
+
+/// Labels may come from an image. Programs get them as they are, and a terminal shows no invisible characters.
+#[test]
+fn labels_do_not_steer_a_terminal_or_forge_rows() {
+    let place = Place::new();
+    let label = "a=x\nforged\trow\u{9b}2J\u{202e}";
+    let ran = place.run_each(&["volume", "create", "--label", label, "one"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let inspected: Value = serde_json::from_str(&place.out("volume inspect one")).unwrap();
+    assert_eq!(format!("a={}", inspected[0]["Labels"]["a"].as_str().unwrap()), label);
+    assert!(place.out("volume inspect one").contains('\u{9b}'));
+    let list = |format: &str| {
+        let ran = place.run_each(&["volume", "ls", "--format", format]);
+        assert_eq!(ran.code, Some(0), "{format}: {}", ran.err);
+        ran.out
+    };
+    let escaped = "map[a:x\\nforged\\trow\\u{9b}2J\u{202e}]\n";
+    assert_eq!(list("{{.Labels}}"), escaped);
+    assert_eq!(list("table {{.Labels}}"), format!("LABELS\n{escaped}"));
+    assert_eq!(list("{{.Name}}\\t{{.Driver}}"), "one\tlocal\n");
+    assert_eq!(serde_json::from_str::<Value>(&list("{{json .Labels}}")).unwrap(), {
+        inspected[0]["Labels"].clone()
+    });
+    if !testing::programs(&["script"]) {
+        return;
+    }
+    // This terminal has no size.
+    for line in ["volume inspect one", "volume ls --json", "volume ls --format {{.Labels}}"] {
+        let line = format!(
+            "'{}' --store '{}' {line}",
+            env!("CARGO_BIN_EXE_quire"),
+            place.path("store").display()
+        );
+        let mut script = Command::new("script");
+        script.args(["-q", "-e", "-c", &line, "/dev/null"]).stdin(Stdio::null());
+        let ran = Ran::from_output(&script.output().unwrap());
+        assert!(ran.out.contains("forged"), "{line}: {}", ran.out);
+        assert!(!ran.out.contains(['\u{9b}', '\u{202e}']), "{line}: {}", ran.out);
+    }
 }
 
 #[test]
