@@ -192,8 +192,8 @@ pub enum ImageVolumes {
     Ignore,
 }
 
-/// Maximum length of the recorded labels of an image as JSON, in bytes. Each command that lists containers by labels reads
-/// them.
+/// Maximum length of the recorded labels of an image as JSON, in bytes. Each command that lists containers by labels
+/// reads them.
 const LABELS_MAX: usize = 256 << 10;
 
 /// Length of the longest path, in bytes, with a NUL. Source: Linux `PATH_MAX`.

@@ -28,8 +28,8 @@ impl Write for Output {
     }
 }
 
-/// Returns standard output with a buffer of 64 KiB. Soon after `cancel` is set, writes fail, even if no program reads the
-/// output.
+/// Returns standard output with a buffer of 64 KiB. Soon after `cancel` is set, writes fail, even if no program reads
+/// the output.
 pub(crate) fn cancellable_output(cancel: &AtomicBool) -> impl Write {
     io::BufWriter::with_capacity(64 << 10, CancellableOutput { cancel })
 }
@@ -217,8 +217,8 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Escapes the invisible characters of a JSON text, for terminals. JSON itself requires this only of those below U+0020.
-/// Outside of strings, the text has no such characters except newlines.
+/// Escapes the invisible characters of a JSON text, for terminals. JSON itself requires this only of those below
+/// U+0020. Outside of strings, the text has no such characters except newlines.
 pub(crate) fn visible(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for it in json.chars() {

@@ -296,8 +296,8 @@ fn title(field: &str) -> String {
     title
 }
 
-/// Aligns the columns between tabs. The last cell of a line has no width. Returns `None` if the text would be longer than
-/// [`MOST_OUTPUT`], because one long value makes its column wide in each row.
+/// Aligns the columns between tabs. The last cell of a line has no width. Returns `None` if the text would be longer
+/// than [`MOST_OUTPUT`], because one long value makes its column wide in each row.
 fn aligned(text: &str) -> Option<String> {
     let rows: Vec<Vec<&str>> = text.split('\n').map(|line| line.split('\t').collect()).collect();
     let mut widths = Vec::new();

@@ -71,8 +71,9 @@ impl<'s> JobResources<'s> {
     }
 }
 
-/// Returns the directory for unnamed temporary files, such as an archive that is unpacked. This is the store, which needs
-/// room for the image anyway, while `/tmp` may be in memory. A store that this user cannot write needs another directory.
+/// Returns the directory for unnamed temporary files, such as an archive that is unpacked. This is the store, which
+/// needs room for the image anyway, while `/tmp` may be in memory. A store that this user cannot write needs another
+/// directory.
 pub(crate) fn scratch(store: &Store) -> PathBuf {
     store.scratch_path().map_or_else(std::env::temp_dir, Path::to_owned)
 }

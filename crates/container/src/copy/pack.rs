@@ -31,16 +31,16 @@ const NAMES_MAX: usize = 256 << 20;
 /// Approximate memory for each name in addition to its bytes.
 const NAME_COST: usize = 48;
 
-/// Maximum size of the remembered paths of files with several names, in bytes, with [`NAME_COST`] for each. Further such
-/// files become separate ones.
+/// Maximum size of the remembered paths of files with several names, in bytes, with [`NAME_COST`] for each. Further
+/// such files become separate ones.
 const LINKED_MAX: usize = 256 << 20;
 
 /// The owner of files whose owner is not in the container's map, as the kernel shows it. Source: Linux
 /// `include/linux/highuid.h`, `DEFAULT_OVERFLOWUID`.
 const NOBODY: u32 = 65_534;
 
-/// Writes the tar of `file`, which was opened with `O_PATH`, as the member `name`. With an empty name, only the contents
-/// of a directory are written. `owners` maps the owners to those of the container.
+/// Writes the tar of `file`, which was opened with `O_PATH`, as the member `name`. With an empty name, only the
+/// contents of a directory are written. `owners` maps the owners to those of the container.
 ///
 /// # Errors
 /// [`CopyError`]; the tar in `out` is incomplete then.

@@ -38,8 +38,8 @@ pub enum AtRestError {
 }
 
 /// The mounted root of a container at rest, whose folder stays locked. No other process sees the mount. Dropping it
-/// unmounts the root, as [`rest`](Self::rest) does. If this process is killed, the kernel unmounts the root, and the next
-/// start may refuse the changes.
+/// unmounts the root, as [`rest`](Self::rest) does. If this process is killed, the kernel unmounts the root, and the
+/// next start may refuse the changes.
 pub struct RestingRoot {
     mounted: MountedRoot,
     map: Option<IdMap>,

@@ -194,8 +194,8 @@ pub struct AdmittedImage<'s> {
 pub enum TakenName<'a> {
     /// The new container is refused.
     Refused,
-    /// It is killed and removed, as soon as the new one has everything except its name. The function returns the time, in
-    /// seconds since 1970.
+    /// It is killed and removed, as soon as the new one has everything except its name. The function returns the time,
+    /// in seconds since 1970.
     Replaced(&'a dyn Fn() -> i64),
 }
 

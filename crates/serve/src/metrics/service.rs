@@ -32,7 +32,8 @@ use crate::unpoisoned::lock;
 /// Maximum number of connections. A further one ends the oldest, so that silent clients do not keep kubelet's health
 /// checks from the service.
 const CONNECTIONS: usize = 256;
-/// Maximum time from a connection to the end of its first request's head. A client that sends a request takes much less.
+/// Maximum time from a connection to the end of its first request's head. A client that sends a request takes much
+/// less.
 const FIRST_PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum time for the head of a request, and between two requests. Prometheus scrapes once a minute by default.
 const HEAD_PATIENCE: Duration = Duration::from_secs(120);

@@ -130,8 +130,8 @@ impl Store {
         failed.map_or(Ok(dropped), Err)
     }
 
-    /// Removes a container's snapshot that cannot be used, unless something needs it. Returns `false` if it stays because
-    /// it only lacks other items.
+    /// Removes a container's snapshot that cannot be used, unless something needs it. Returns `false` if it stays
+    /// because it only lacks other items.
     fn remove_damaged_snapshot(&self, id: &str) -> Result<bool, FsckError> {
         let shelf = &self.container_snapshots;
         let Some(lock) = shelf.lock()? else { return Ok(false) };

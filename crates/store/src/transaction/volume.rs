@@ -199,8 +199,8 @@ impl Store {
         self.end_held_volumes_with_container(&lock, names, ends)
     }
 
-    /// As [`end_volumes_with_container`](Self::end_volumes_with_container), for the holder of a lock, which may be shared:
-    /// other changes of existing records need the exclusive one.
+    /// As [`end_volumes_with_container`](Self::end_volumes_with_container), for the holder of a lock, which may be
+    /// shared: other changes of existing records need the exclusive one.
     ///
     /// # Errors
     /// An error of the disk. Damaged records stay as they are.
@@ -256,8 +256,8 @@ impl Store {
 
     /// Gives a volume whose record is damaged a new one. Its files stay. Returns whether there was such a volume.
     ///
-    /// The caller holds the store's lock. The lock on the volumes is not taken, because commands that have that one wait
-    /// for the store's.
+    /// The caller holds the store's lock. The lock on the volumes is not taken, because commands that have that one
+    /// wait for the store's.
     pub(crate) fn mend_volume(&self, name: &str) -> Result<bool, DiskError> {
         let Some(shelf) = self.volumes.directory.get()? else { return Ok(false) };
         let Some(volume) = shelf.open_if_there(name)? else { return Ok(false) };

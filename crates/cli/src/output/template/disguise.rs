@@ -1,11 +1,12 @@
 //! Control characters in the values of lists.
 //!
-//! A newline or tab in a label could look like another row or column. Templates also write such characters themselves, so
-//! those of values are replaced before a template is executed, and escaped in its output.
+//! A newline or tab in a label could look like another row or column. Templates also write such characters themselves,
+//! so those of values are replaced before a template is executed, and escaped in its output.
 
 use serde_json::Value as Json;
 
-/// First replacement, in a plane for private use, of which no list needs the characters. Source: Unicode 16, chapter 23.5.
+/// First replacement, in a plane for private use, of which no list needs the characters. Source: Unicode 16, chapter
+/// 23.5.
 const FIRST: u32 = 0xf_0000;
 
 /// Returns whether a character may look like the end of a row or column.

@@ -68,7 +68,8 @@ impl VerbArgs for System {
     const ABOUT: &'static str = "Show disk use; remove unused containers and images";
     const DETAILS: &'static str = "`system df` counts each byte once: `quire du` shows what each image takes, and what \
         images share. `system prune` removes all containers that do not run, and then frees unused data as `quire gc` \
-        does. `--volumes` also removes the volumes that no container uses, with their files. An image without a name is unused unless a container needs it. `quire system info` is `quire info`, \
+        does. `--volumes` also removes the volumes that no container uses, with their files. An image without a name \
+        is unused unless a container needs it. `quire system info` is `quire info`, \
         `quire container prune` removes only containers, and `quire image prune` only images.";
     const EXAMPLES: &'static str = "quire system df\n  quire system prune --force\n  quire system prune --all --force --filter until=7d";
 

@@ -40,7 +40,9 @@ fn info_and_version_have_podmans_fields() {
 fn without_a_store_nothing_takes_space_and_nothing_is_removed() {
     let place = Place::new();
     let rows: Value = serde_json::from_str(&place.out("system df --json")).unwrap();
-    for (row, kind) in rows.as_array().unwrap().iter().zip(["Images", "Containers", "Local Volumes"]) {
+    for (row, kind) in
+        rows.as_array().unwrap().iter().zip(["Images", "Containers", "Local Volumes"])
+    {
         assert_eq!((&row["type"], &row["size"]), (&kind.into(), &0.into()));
     }
     assert_eq!(place.out("system prune --force"), "");
@@ -110,8 +112,7 @@ fn volumes_are_counted_and_pruned() {
     start(&place, &["--name", "rests", "-v", "rests:/data"], "true");
     place.out("wait rests");
     // The format `json` gives podman's fields, and --json those of Quire.
-    let formatted: Value =
-        serde_json::from_str(&place.out("system df --format json")).unwrap();
+    let formatted: Value = serde_json::from_str(&place.out("system df --format json")).unwrap();
     let own: Value = serde_json::from_str(&place.out("system df --json")).unwrap();
     for at in 0..3 {
         let (row, other) = (&formatted[at], &own[at]);
@@ -128,7 +129,8 @@ fn volumes_are_counted_and_pruned() {
     assert!(row["reclaimable"].as_u64().unwrap() >= 100_000, "{row}");
     assert!(row["size"].as_u64() >= row["reclaimable"].as_u64(), "{row}");
     let names = || place.out("volume ls -q");
-    for line in ["image prune --volumes -f", "container prune --volumes -f", "system df --volumes"] {
+    for line in ["image prune --volumes -f", "container prune --volumes -f", "system df --volumes"]
+    {
         assert_eq!(place.run(line).code, Some(2), "{line}");
     }
     place.out("system prune --force --volumes --filter until=1h");

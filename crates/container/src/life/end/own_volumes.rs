@@ -16,8 +16,8 @@ pub enum OwnVolumes {
 }
 
 impl OwnVolumes {
-    /// Marks the volumes of a container that is about to be removed. They were made to end with it, so without this they
-    /// would be removed as soon as no record names them. `held` is the lock of volumes, if the caller has it.
+    /// Marks the volumes of a container that is about to be removed. They were made to end with it, so without this
+    /// they would be removed as soon as no record names them. `held` is the lock of volumes, if the caller has it.
     pub(crate) fn mark(
         self,
         store: &Store,

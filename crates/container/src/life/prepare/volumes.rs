@@ -213,9 +213,9 @@ impl VolumeUser<'_> {
         }
     }
 
-    /// Opens the directories of the image over which other volumes are mounted. Their files are not copied into a volume
-    /// above them: the container does not see these copies, and each further volume of a hostile image below others
-    /// would add one more.
+    /// Opens the directories of the image over which other volumes are mounted. Their files are not copied into a
+    /// volume above them: the container does not see these copies, and each further volume of a hostile image below
+    /// others would add one more.
     fn covered(&self, volumes: &[Volume], at: usize) -> Vec<OwnedFd> {
         let others = volumes.iter().enumerate().filter(|(other, _)| *other != at);
         let open = |it: &Volume| {
@@ -481,7 +481,8 @@ mod tests {
         for (name, value, is_kept) in set {
             let mut found = [0; 64];
             let path = path(&volumes[0]).join("file");
-            let found = rustix::fs::getxattr(&path, *name, &mut found).map(|it| found[..it].to_vec());
+            let found =
+                rustix::fs::getxattr(&path, *name, &mut found).map(|it| found[..it].to_vec());
             let expect = if *is_kept { Ok(value.to_vec()) } else { Err(Errno::NODATA) };
             assert_eq!(found, expect, "{name}");
         }

@@ -47,8 +47,8 @@ const NOTES: [&[u8]; 6] = [
     b"trusted.overlay.uuid",
 ];
 
-/// Whether the store has read a layer as the kind that the media type states, a tar or an EROFS image. The same bytes may
-/// be both, with other files.
+/// Whether the store has read a layer as the kind that the media type states, a tar or an EROFS image. The same bytes
+/// may be both, with other files.
 pub(in crate::import) fn is_read_as(info: &LayerInfo, media_type: &str) -> bool {
     let is_erofs = is_erofs_layer(media_type);
     info.blobs.iter().all(|it| is_erofs_layer(&it.media_type) == is_erofs)

@@ -44,7 +44,8 @@ impl VerbArgs for Load {
     const ABOUT: &'static str =
         "Load the images of an archive that docker, podman or `quire save` wrote";
     const DETAILS: &'static str = "The archive is a docker-archive or an oci-archive, compressed or not. The images get \
-        the names that they have in it. `quire import` reads other formats, and gives an image another name.";
+        the names that they have in it, and a single image without a name gets that of the file. `quire import` reads \
+        other formats, and gives an image another name.";
     const EXAMPLES: &'static str = "quire load -i debian.tar\n  docker save app | quire load";
     const PRINTS_JSON: bool = false;
 
