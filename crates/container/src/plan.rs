@@ -148,8 +148,8 @@ impl ContainerRequest {
     /// # Errors
     /// [`PlanError::Volumes`] if the image has too many volumes.
     pub fn inherit(&mut self, image: &ImageConfig, volumes: ImageVolumes) -> Result<(), PlanError> {
-        let length = |(name, value): (&String, &String)| name.len() + value.len();
-        let bytes: usize = image.labels.iter().map(length).sum();
+        // JSON has six bytes for some characters.
+        let bytes = serde_json::to_vec(&image.labels).map_or(usize::MAX, |it| it.len());
         if bytes <= LABELS_MAX {
             for (name, value) in &image.labels {
                 self.labels.entry(name.clone()).or_insert_with(|| value.clone());
@@ -192,8 +192,8 @@ pub enum ImageVolumes {
     Ignore,
 }
 
-/// Maximum length of the recorded labels of an image, in bytes. Each command that lists containers by labels reads
-/// them.
+/// Maximum length of the recorded labels of an image as JSON, in bytes. Each command that lists containers by labels
+/// reads them.
 const LABELS_MAX: usize = 256 << 10;
 
 /// Length of the longest path, in bytes, with a NUL. Source: Linux `PATH_MAX`.

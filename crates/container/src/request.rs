@@ -89,13 +89,20 @@ impl StoredRequest {
     /// Returns the text of the file for these settings.
     ///
     /// # Errors
-    /// If a path is not UTF-8.
+    /// If a path is not UTF-8, or if the settings are too long to be read again.
     pub fn encode(runtime: &Path, request: &ContainerRequest) -> Result<Vec<u8>, OperationError> {
+        let object = format!("the settings of container {}", request.id);
         let written = WrittenRequest { version: VERSION, runtime, request };
-        serde_json::to_vec(&written).map_err(OperationError::of(
-            "record",
-            format_args!("the settings of container {}", request.id),
-        ))
+        let text = serde_json::to_vec(&written).map_err(OperationError::of("record", &object))?;
+        if text.len() as u64 > LARGEST {
+            let reason = format!(
+                "they may have {} MiB as JSON, and these have {}: use shorter options, variables and labels",
+                LARGEST >> 20,
+                text.len().div_ceil(1 << 20)
+            );
+            return Err(OperationError::of("record", &object)(reason));
+        }
+        Ok(text)
     }
 
     /// Writes the file into the folder of a new container. Only its user may read it, because variables may be
@@ -219,6 +226,19 @@ mod tests {
     use crate::network::{Pasta, Ports, Protocol};
     use crate::plan::InitChoice;
     use crate::root::{PageDomain, Trust, VerityPolicy, Warm};
+
+    #[test]
+    fn settings_that_could_not_be_read_again_are_refused() {
+        let encode = |count: usize| {
+            let labels = BTreeMap::from([("a".to_owned(), "\u{1}".repeat(count))]);
+            StoredRequest::encode(Path::new("/crun"), &ContainerRequest { labels, ..full() })
+        };
+        let most = usize::try_from(LARGEST).unwrap() / 6;
+        let error = encode(most).unwrap_err();
+        assert!(format!("{error:?}").contains("as JSON"), "{error:?}");
+        let text = encode(most - 2000).unwrap();
+        StoredRequest::decode(&text, "id").unwrap();
+    }
 
     /// Settings in which no field has its default.
     fn full() -> ContainerRequest {

@@ -53,7 +53,7 @@ pub fn regular_in(folder: &Path, place: &Path) -> io::Result<File> {
     match opened {
         Ok(fd) => check_regular(fd.into()),
         Err(Errno::XDEV) => {
-            let refused = "it is a link that leads out of the folder";
+            let refused = "it is a link that leads out of the directory: `cp -rL` copies the files to which links lead";
             Err(io::Error::new(io::ErrorKind::InvalidInput, refused))
         }
         Err(errno) => Err(errno.into()),

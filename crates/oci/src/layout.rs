@@ -1,4 +1,6 @@
 //! OCI layouts: directories with `index.json` and blobs by digest. Source: OCI image-spec 1.1, `image-layout.md`.
+//!
+//! A layout may be hostile, such as an unpacked archive, so no link in it leads to a file outside of it.
 
 use std::fs::File;
 use std::io::{self, Read, Seek as _, SeekFrom};
@@ -138,7 +140,7 @@ impl Layout {
     /// [`LayoutError`] if the directory is not a layout, or its index is invalid.
     pub fn open(directory: &Path) -> Result<Self, LayoutError> {
         let directory = directory.to_owned();
-        let marker = match read(&directory.join("oci-layout"), "layout", MANIFEST_MAX) {
+        let marker = match read(&directory, Path::new("oci-layout"), "layout", MANIFEST_MAX) {
             Err(LayoutError::Read { source, .. }) => {
                 return Err(LayoutError::NotLayout { directory, source });
             }
@@ -152,8 +154,9 @@ impl Layout {
         if version.split('.').next() != Some("1") {
             return Err(LayoutError::Version { directory, version });
         }
-        let path = directory.join("index.json");
-        let bytes = read(&path, "index", MANIFEST_MAX)?;
+        let index = Path::new("index.json");
+        let path = directory.join(index);
+        let bytes = read(&directory, index, "index", MANIFEST_MAX)?;
         match Index::parse(&bytes) {
             Ok(index) => Ok(Self { directory, index_bytes: bytes, index }),
             Err(source) => Err(LayoutError::Manifest { path, source }),
@@ -175,9 +178,7 @@ impl Layout {
     /// Returns the path of a blob, whether or not it exists.
     #[must_use]
     pub fn blob_path(&self, digest: &Digest) -> PathBuf {
-        let text = digest.to_string();
-        let (algorithm, hex) = text.split_once(':').unwrap_or_default();
-        self.directory.join("blobs").join(algorithm).join(hex)
+        self.directory.join(place(digest))
     }
 
     /// Opens a blob, which must have this size in bytes. The caller must verify its digest.
@@ -187,7 +188,7 @@ impl Layout {
     pub fn open_blob(&self, digest: &Digest, size: u64) -> Result<File, LayoutError> {
         let path = self.blob_path(digest);
         let failed = |source| LayoutError::Read { path: path.clone(), source };
-        let file = files::regular(&path).map_err(failed)?;
+        let file = files::regular_in(&self.directory, &place(digest)).map_err(failed)?;
         let actual = file.metadata().map_err(failed)?.len();
         if actual != size {
             return Err(LayoutError::Size { path, expected: size, actual });
@@ -303,7 +304,7 @@ impl Layout {
     /// # Errors
     /// [`LayoutError`] if it is missing or longer.
     pub fn small_blob(&self, digest: &Digest, max: u64) -> Result<Vec<u8>, LayoutError> {
-        read(&self.blob_path(digest), "blob", max)
+        read(&self.directory, &place(digest), "blob", max)
     }
 
     /// Reads a small blob, and verifies its size and digest.
@@ -314,7 +315,7 @@ impl Layout {
         max: u64,
     ) -> Result<Vec<u8>, LayoutError> {
         let path = self.blob_path(&descriptor.digest);
-        let bytes = read(&path, kind, max)?;
+        let bytes = read(&self.directory, &place(&descriptor.digest), kind, max)?;
         let actual = bytes.len() as u64;
         if actual != descriptor.size {
             return Err(LayoutError::Size { path, expected: descriptor.size, actual });
@@ -343,12 +344,25 @@ impl BlobSource for Layout {
     }
 }
 
-/// Reads a whole file of at most `max` bytes.
-fn read(path: &Path, kind: &'static str, max: u64) -> Result<Vec<u8>, LayoutError> {
-    let failed = |source| LayoutError::Read { path: path.to_owned(), source };
-    let file = files::regular(path).map_err(failed)?;
+/// Returns the path of a blob in the layout.
+fn place(digest: &Digest) -> PathBuf {
+    let text = digest.to_string();
+    let (algorithm, hex) = text.split_once(':').unwrap_or_default();
+    Path::new("blobs").join(algorithm).join(hex)
+}
+
+/// Reads a whole file of a layout, of at most `max` bytes.
+fn read(
+    directory: &Path,
+    place: &Path,
+    kind: &'static str,
+    max: u64,
+) -> Result<Vec<u8>, LayoutError> {
+    let path = directory.join(place);
+    let failed = |source| LayoutError::Read { path: path.clone(), source };
+    let file = files::regular_in(directory, place).map_err(failed)?;
     let size = file.metadata().map_err(failed)?.len();
-    let wrong = |source| LayoutError::Manifest { path: path.to_owned(), source };
+    let wrong = |source| LayoutError::Manifest { path: path.clone(), source };
     check_size(kind, size, max).map_err(wrong)?;
     let mut bytes = Vec::new();
     file.take(max + 1).read_to_end(&mut bytes).map_err(failed)?;

@@ -17,7 +17,8 @@ pub(crate) const PREFIX: &str = "work-";
 /// directories of `gc`.
 const HIDDEN: &str = "gone-";
 
-/// Second prefix of the names of directories into which a container's changes are copied. They belong to no import.
+/// Second prefix of the names of directories for copies of a container's changes, for volumes and for temporary files
+/// of commands. They belong to no import.
 const COPY: &str = "copy-";
 
 /// File in a work directory whose locked descriptor other programs may inherit. The directory counts as in use while
@@ -141,7 +142,7 @@ impl Workspace {
         Self::make_named(tmp, &format!("{PREFIX}{HIDDEN}"))
     }
 
-    /// Makes a directory for the copy of a container's changes.
+    /// Makes a directory for files that belong to no import, such as the copy of a container's changes.
     pub(crate) fn make_copy(tmp: &Directory) -> Result<Self, DiskError> {
         Self::make_named(tmp, &format!("{PREFIX}{COPY}"))
     }

@@ -61,10 +61,12 @@ impl FromStr for Change {
                 }
             }
             "EXPOSE" => {
-                let ports: Option<Vec<_>> = rest.split_whitespace().map(port).collect();
-                match ports.filter(|it| !it.is_empty()) {
+                let ports: Option<Vec<_>> = rest.split_whitespace().map(ports).collect();
+                match ports.map(|it| it.concat()).filter(|it| !it.is_empty()) {
                     Some(ports) => Self::Expose(ports),
-                    None => return wrong("needs single ports, such as 80 53/udp"),
+                    None => {
+                        return wrong("needs ports from 1 to 65535, such as 80 53/udp 8000-8010");
+                    }
                 }
             }
             "VOLUME" => match list(rest).unwrap_or_else(|| words(rest)) {
@@ -174,11 +176,22 @@ fn list(text: &str) -> Option<Vec<String>> {
     serde_json::from_str(text).ok()
 }
 
-fn port(text: &str) -> Option<String> {
-    let (number, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
+/// Parses a port or a range of ports, such as `80`, `53/udp` and `8000-8010/tcp`. Source: moby,
+/// `builder/dockerfile/dispatchers.go`, and docker/go-connections, `nat.ParsePortRange`.
+fn ports(text: &str) -> Option<Vec<String>> {
+    let (range, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
     let protocol = protocol.to_ascii_lowercase();
-    let is_known = matches!(protocol.as_str(), "tcp" | "udp" | "sctp");
-    (is_known && number.parse::<u16>().is_ok()).then(|| format!("{number}/{protocol}"))
+    if !matches!(protocol.as_str(), "tcp" | "udp" | "sctp") {
+        return None;
+    }
+    // `parse` accepts a sign.
+    let port = |text: &str| -> Option<u16> {
+        let is_number = !text.is_empty() && text.bytes().all(|it| it.is_ascii_digit());
+        text.parse().ok().filter(|it| is_number && *it > 0)
+    };
+    let (first, last) = range.split_once('-').unwrap_or((range, range));
+    let (first, last) = (port(first)?, port(last)?);
+    (first <= last).then(|| (first..=last).map(|it| format!("{it}/{protocol}")).collect())
 }
 
 /// Parses `NAME=VALUE…`, or one name followed by spaces and its value.
@@ -251,6 +264,10 @@ mod tests {
         );
         check(&["LABEL a=b 'c d'=e x=z"], json!({"Labels": {"x": "z", "a": "b", "c d": "e"}}));
         check(&["EXPOSE 80 53/UDP"], json!({"ExposedPorts": {"80/tcp": {}, "53/udp": {}}}));
+        check(
+            &["EXPOSE 080 7-8/udp 65535"],
+            json!({"ExposedPorts": {"80/tcp": {}, "7/udp": {}, "8/udp": {}, "65535/tcp": {}}}),
+        );
         check(&["VOLUME /a /b"], json!({"Volumes": {"/a": {}, "/b": {}}}));
         check(&["WORKDIR /x", "WORKDIR y/z"], json!({"WorkingDir": "/x/y/z"}));
         check(&["WORKDIR y"], json!({"WorkingDir": "/w/y"}));
@@ -281,6 +298,11 @@ mod tests {
             ("EXPOSE", "such as 80"),
             ("EXPOSE 80/x", "such as 80"),
             ("EXPOSE 70000", "such as 80"),
+            ("EXPOSE 0", "such as 80"),
+            ("EXPOSE +80", "such as 80"),
+            ("EXPOSE 80-", "such as 80"),
+            ("EXPOSE 9-7", "such as 80"),
+            ("EXPOSE 1-2-3/tcp", "such as 80"),
             ("USER", "needs a value"),
             ("VOLUME", "paths"),
         ] {

@@ -20,6 +20,7 @@ pub mod push;
 mod root_types;
 #[cfg(feature = "signatures")]
 pub mod signing;
+mod spool;
 mod stored;
 
 pub use stored::{StoredError, StoredImage, image_of_layers, is_whole};

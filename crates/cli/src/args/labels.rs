@@ -8,7 +8,7 @@ use clap::{Args, ValueHint};
 
 use crate::session::settings::option_file;
 
-/// Maximum length of all labels, in bytes. Commands that list labels read them all.
+/// Maximum length of all labels as JSON, in bytes. Commands that list labels read them all.
 const MOST: usize = 1 << 20;
 
 // Labels of a container.
@@ -57,9 +57,15 @@ impl Labels {
         for text in &self.label {
             labels.extend([label(text).context("--label")?]);
         }
-        let length = |(name, value): (&String, &String)| name.len() + value.len();
-        if labels.iter().map(length).sum::<usize>() > MOST {
-            bail!("--label: the labels of a container may have {} KiB", MOST >> 10);
+        // JSON has six bytes for some characters.
+        let length = serde_json::to_vec(&labels)?.len();
+        if length > MOST {
+            bail!(
+                "--label: the labels of a container may have {} KiB as JSON, and these have {}: use shorter ones, or \
+                fewer control characters",
+                MOST >> 10,
+                length.div_ceil(1024)
+            );
         }
         Ok(labels)
     }
@@ -86,5 +92,8 @@ mod tests {
         }
         let long = Labels { label: vec!["x".repeat(MOST + 1)], label_file: Vec::new() };
         assert!(long.read().unwrap_err().to_string().contains("1024 KiB"));
+        let escaped = |count| Labels { label: vec!["\x01".repeat(count)], label_file: Vec::new() };
+        assert!(escaped(MOST / 6 + 1).read().unwrap_err().to_string().contains("1024 KiB"));
+        assert_eq!(escaped(MOST / 6 - 10).read().unwrap().len(), 1);
     }
 }

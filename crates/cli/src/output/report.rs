@@ -2,8 +2,11 @@
 
 use std::borrow::Cow;
 use std::fmt::Display;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::Answer;
@@ -24,6 +27,46 @@ impl Write for Output {
         self.0.flush().map_err(|it| blame(&it))
     }
 }
+
+/// Returns standard output with a buffer of 64 KiB. Soon after `cancel` is set, writes fail, even if no program reads
+/// the output.
+pub(crate) fn cancellable_output(cancel: &AtomicBool) -> impl Write {
+    io::BufWriter::with_capacity(64 << 10, CancellableOutput { cancel })
+}
+
+struct CancellableOutput<'a> {
+    cancel: &'a AtomicBool,
+}
+
+impl Write for CancellableOutput<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let out = io::stdout();
+        loop {
+            if self.cancel.load(Ordering::Relaxed) {
+                return Err(io::Error::other("cancelled"));
+            }
+            let mut fds = [PollFd::new(&out, PollFlags::OUT)];
+            match rustix::event::poll(&mut fds, Some(&PATIENCE)) {
+                Ok(0) | Err(Errno::INTR) => {}
+                Ok(_) => break,
+                Err(errno) => return Err(blame(&errno.into())),
+            }
+        }
+        // A pipe that is ready takes this much without blocking. Source: Linux `fs/pipe.c`, pipe_poll.
+        let part = bytes.get(..PIPE_BUF).unwrap_or(bytes);
+        rustix::io::write(&out, part).map_err(|errno| blame(&errno.into()))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Interval at which a waiting write checks for cancellation.
+const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// Bytes that a pipe takes at once. Source: Linux `include/uapi/linux/limits.h`.
+const PIPE_BUF: usize = 4096;
 
 /// Returns standard error with a buffer, for output of a container. Other threads can write to it at the same time.
 pub(crate) fn standard_error() -> impl Write {
@@ -165,10 +208,29 @@ pub(crate) fn paths<T: AsRef<[u8]>>(all: impl IntoIterator<Item = T>) -> Vec<Str
 /// Prints a value as JSON with a final newline.
 pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     let mut out = standard_output();
-    serde_json::to_writer_pretty(&mut out, value)?;
+    match io::stdout().is_terminal() {
+        false => serde_json::to_writer_pretty(&mut out, value)?,
+        true => out.write_all(visible(&serde_json::to_string_pretty(value)?).as_bytes())?,
+    }
     writeln!(out)?;
     out.flush()?;
     Ok(())
+}
+
+/// Escapes the invisible characters of a JSON text, for terminals. JSON itself requires this only of those below
+/// U+0020. Outside of strings, the text has no such characters except newlines.
+pub(crate) fn visible(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    for it in json.chars() {
+        match is_unseen(it) && it != '\n' {
+            true => {
+                let units = it.encode_utf16(&mut [0; 2]).to_vec();
+                out.extend(units.iter().map(|unit| format!("\\u{unit:04x}")));
+            }
+            false => out.push(it),
+        }
+    }
+    out
 }
 
 /// Prints a report as JSON, or as text for people, which `text` formats.
@@ -189,7 +251,10 @@ pub(crate) fn print<R: Serialize>(
 /// Prints a value as one line of JSON, for programs that read a stream of values.
 pub(crate) fn json_line(value: &impl Serialize) -> anyhow::Result<()> {
     let mut out = standard_output();
-    serde_json::to_writer(&mut out, value)?;
+    match io::stdout().is_terminal() {
+        false => serde_json::to_writer(&mut out, value)?,
+        true => out.write_all(visible(&serde_json::to_string(value)?).as_bytes())?,
+    }
     writeln!(out)?;
     out.flush()?;
     Ok(())
@@ -303,6 +368,17 @@ pub(crate) fn bytes_alone(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn json_on_a_terminal_has_no_invisible_characters() {
+        let value =
+            serde_json::json!({ "a\u{9b}": ["\u{1b}[2J\n\t\u{7f}", "\u{202e}\u{e0001}\u{e4}"] });
+        let shown = visible(&serde_json::to_string_pretty(&value).unwrap());
+        assert!(!shown.chars().any(|it| is_unseen(it) && it != '\n'), "{shown}");
+        assert!(shown.contains(r"\u{9b}".replace("{9b}", "009b").as_str()), "{shown}");
+        assert!(shown.contains('\u{e4}'));
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&shown).unwrap(), value);
+    }
 
     #[test]
     fn long_commands_are_shortened() {

@@ -8,6 +8,9 @@ use crate::output::width::{self, wrap};
 /// Columns between two cells.
 const GAP: usize = 2;
 
+/// Maximum number of spaces after a cell. A longer cell of another row, whose text may be hostile, is not aligned.
+const MOST_SPACES: usize = 1000;
+
 /// A column is not made narrower than this for a narrow terminal.
 const LEAST: usize = 12;
 
@@ -65,7 +68,7 @@ fn print_within(
             let mut line = String::new();
             for (column, parts) in cells.iter().enumerate() {
                 let part = parts.get(at).copied().unwrap_or_default();
-                let space = widths[column] - part.chars().count();
+                let space = (widths[column] - part.chars().count()).min(MOST_SPACES);
                 let (before, after) = if right.contains(&column) { (space, 0) } else { (0, space) };
                 line.extend(std::iter::repeat_n(' ', before));
                 line.push_str(part);
@@ -105,6 +108,16 @@ mod tests {
         check(None, &["A", "B"], &["\x1b[2J", "x"], &[], "A          B\n\\u{1b}[2J  x\n");
         check(None, &["A", "SIZE"], &["x", "1"], &[1], "A  SIZE\nx     1\n");
         check(None, &["", ""], &["x", "1"], &[], "x  1\n");
+    }
+
+    #[test]
+    fn one_long_cell_does_not_widen_each_row() {
+        let row = |first: &str| vec![first.to_owned(), "x".to_owned()];
+        let mut rows = vec![row("a"); 100];
+        rows.push(row(&"b".repeat(1 << 20)));
+        let mut out = Vec::new();
+        print_within(None, &mut out, &["A", "B"], &rows, &[]).unwrap();
+        assert!(out.len() < 2 << 20, "{}", out.len());
     }
 
     #[test]

@@ -8,18 +8,19 @@
 //! a variable that it doubles again and again. Its values may come from images and containers, so the output goes to a
 //! terminal only through [`print()`].
 
+mod disguise;
 mod values;
 
 use std::fmt;
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 
 use anyhow::{Context as _, anyhow, bail};
 use gotmpl::{MissingKey, Template, TemplateError, Value};
 use serde_json::Value as Json;
 
 use crate::output::report;
+use crate::output::template::disguise::{disguise, escape_disguised};
 use crate::output::template::values::{FUNCTIONS, MOST_DEPTH, from_json, with_functions};
-use crate::output::width;
 
 /// Maximum length of a template, in bytes.
 const MOST_TEMPLATE: usize = 64 << 10;
@@ -82,20 +83,24 @@ pub(crate) fn list(
     let context = || about(template);
     let mut out = String::new();
     if columns == Columns::AsWritten && ranges_over_all(&text) {
-        let all = Json::Array(rows.to_vec());
+        let all = Json::Array(rows.iter().map(disguise).collect());
         execute(&text, &all, &mut out).with_context(context)?;
         end_line(&mut out, &text);
-        return Ok(out);
+        return Ok(escape_disguised(&out));
     }
     if columns == Columns::AtSpaces {
         out.push_str(&title_line(&text, titles));
         end_line(&mut out, &text);
     }
     for row in rows {
-        execute(&text, row, &mut out).with_context(context)?;
+        execute(&text, &disguise(row), &mut out).with_context(context)?;
         end_line(&mut out, &text);
     }
-    Ok(if columns == Columns::AtSpaces { aligned(&out) } else { out })
+    let out = escape_disguised(&out);
+    if columns == Columns::AsWritten {
+        return Ok(out);
+    }
+    aligned(&out).ok_or_else(too_long).with_context(context)
 }
 
 /// Prints a list by a template, as [`list`] renders it. Without `has_no_titles`, a table has titles.
@@ -110,10 +115,11 @@ pub(crate) fn print_list(
     print(if is_cut { text.split_once('\n').map_or("", |it| it.1) } else { text.as_str() })
 }
 
-/// Prints a rendered text as it is, for programs. On a terminal, control characters of the values are escaped.
+/// Prints a rendered text as it is, for programs; [`list`] has escaped control characters of values, which could look
+/// like the template's. On a terminal, control characters of the values are escaped.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut out = report::standard_output();
-    if width::of_output().is_none() {
+    if !std::io::stdout().is_terminal() {
         out.write_all(text.as_bytes())?;
     } else {
         // Tabs and newlines are the template's.
@@ -290,8 +296,9 @@ fn title(field: &str) -> String {
     title
 }
 
-/// Aligns the columns between tabs. The last cell of a line has no width.
-fn aligned(text: &str) -> String {
+/// Aligns the columns between tabs. The last cell of a line has no width. Returns `None` if the text would be longer
+/// than [`MOST_OUTPUT`], because one long value makes its column wide in each row.
+fn aligned(text: &str) -> Option<String> {
     let rows: Vec<Vec<&str>> = text.split('\n').map(|line| line.split('\t').collect()).collect();
     let mut widths = Vec::new();
     for row in &rows {
@@ -308,14 +315,17 @@ fn aligned(text: &str) -> String {
             out.push('\n');
         }
         for (column, cell) in row.iter().enumerate() {
-            out.push_str(cell);
-            if column + 1 < row.len() {
-                let space = widths[column].saturating_sub(cell.chars().count());
-                out.extend(std::iter::repeat_n(' ', space));
+            let is_last = column + 1 == row.len();
+            let width = if is_last { 0 } else { widths[column] };
+            let space = width.saturating_sub(cell.chars().count());
+            if out.len().saturating_add(cell.len()).saturating_add(space) > MOST_OUTPUT {
+                return None;
             }
+            out.push_str(cell);
+            out.extend(std::iter::repeat_n(' ', space));
         }
     }
-    out
+    Some(out)
 }
 
 /// Executes a template, and appends its output.
@@ -345,15 +355,17 @@ fn run(
 
 fn explained(error: TemplateError) -> anyhow::Error {
     match error {
-        TemplateError::Write => {
-            anyhow!("its output is longer than {}", report::size(MOST_OUTPUT as u64))
-        }
+        TemplateError::Write => too_long(),
         TemplateError::UndefinedFunction(name) => anyhow!(
             "there is no function \"{name}\": there are {}, and those of Go's templates",
             FUNCTIONS.join(", ")
         ),
         error => anyhow!(error),
     }
+}
+
+fn too_long() -> anyhow::Error {
+    anyhow!("its output is longer than {}", report::size(MOST_OUTPUT as u64))
 }
 
 /// Text of limited length.
@@ -589,6 +601,37 @@ mod tests {
         );
         assert_eq!(list("{{.ID}}", &[], &[]).unwrap(), "");
         assert_eq!(list("table {{.ID}}", &[], &[]).unwrap(), "ID\n");
+    }
+
+    #[test]
+    fn values_forge_no_rows_or_columns() {
+        let rows =
+            [json!({"ID": "a\nb\tc", "Labels": {"x\ny": "\u{1b}]0;z\r\u{9b}"}, "N": ["\n"]})];
+        let check = |template: &str, expect: &str| {
+            assert_eq!(list(template, &rows, &[]).unwrap(), expect, "{template}");
+        };
+        check("{{.ID}}", "a\\nb\\tc\n");
+        check("{{range .}}{{.ID}}\\n{{end}}", "a\\nb\\tc\n\n");
+        check("table {{.ID}}", "ID\na\\nb\\tc\n");
+        check("{{.Labels}}", "map[x\\ny:\\u{1b}]0;z\\r\\u{9b}]\n");
+        check("{{range $k, $v := .Labels}}{{$k}}={{$v}}{{end}}", "x\\ny=\\u{1b}]0;z\\r\\u{9b}\n");
+        check("{{join .N \"\\n\"}}", "\\n\n");
+        check("{{upper .ID}}", "A\\nB\\tC\n");
+        // JSON stays valid, and tells the value.
+        check("{{json .ID}}", "\"a\\nb\\tc\"\n");
+        check("table {{json .ID}}", "ID\n\"a\\nb\\tc\"\n");
+        // One object is no list: programs get its values as they are.
+        assert_eq!(render("{{.ID}}", &rows[0]).unwrap(), "a\nb\tc");
+    }
+
+    #[test]
+    fn one_long_value_does_not_make_a_table_endless() {
+        let mut rows = vec![json!({"ID": "x", "Name": "a"}); 200];
+        rows.push(json!({"ID": "x".repeat(1 << 20), "Name": "a"}));
+        let error = list("table {{.ID}} {{.Name}}", &rows, &[]).unwrap_err();
+        assert!(format!("{error:#}").contains("its output is longer than"), "{error:#}");
+        // Without columns, the value is there once.
+        assert!(list("{{.ID}} {{.Name}}", &rows, &[]).unwrap().len() < 2 << 20);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use container::life::lookup::KnownError;
 use oci::policy::{AdmitError, Refusal};
 use rustix::io::Errno;
 use serde::Serialize;
-use store::{ResolveError, StoreError};
+use store::{ResolveError, StoreError, VolumeError};
 use transfer::evidence::UseError;
 
 use crate::output::report;
@@ -23,6 +23,9 @@ pub(crate) enum FailureKind {
     Usage,
     /// The store or the registry has no such image, container or store.
     Absent,
+    /// There is no such volume. Podman has another exit code for this.
+    #[serde(rename = "absent")]
+    AbsentVolume,
     /// A policy, or a registry's access control, refuses it.
     Refused,
     #[cfg_attr(
@@ -49,6 +52,7 @@ impl FailureKind {
     pub(crate) const fn exit_code(self) -> u8 {
         match self {
             Self::Other | Self::Usage => crate::FAILED,
+            Self::AbsentVolume => 1,
             Self::Absent => 3,
             Self::Refused => 4,
             Self::Network => 5,
@@ -94,6 +98,9 @@ fn from_cause(cause: &(dyn Error + 'static)) -> Option<FailureKind> {
         || matches!(find(cause), Some(StoreError::Absent(_)));
     if is_absent {
         return Some(FailureKind::Absent);
+    }
+    if matches!(find(cause), Some(VolumeError::Absent(_))) {
+        return Some(FailureKind::AbsentVolume);
     }
     let is_refused = matches!(find(cause), Some(UseError::Refused(_)))
         || matches!(find(cause), Some(AdmitError::Refused(_)))
@@ -175,23 +182,9 @@ impl FailureReport {
     pub(crate) fn print(&self) {
         use std::io::Write as _;
         let Ok(text) = serde_json::to_string(self) else { return };
-        let text = escaped(&text);
+        let text = report::visible(&text);
         let _unheard = writeln!(std::io::stderr(), "{text}");
     }
-}
-
-/// Escapes characters of a JSON text that may change how a terminal shows it. The value stays the same.
-fn escaped(json: &str) -> String {
-    let mut plain = String::new();
-    for it in json.chars() {
-        if report::is_unseen(it) {
-            let mut units = [0; 2];
-            plain.extend(it.encode_utf16(&mut units).iter().map(|it| format!("\\u{it:04x}")));
-        } else {
-            plain.push(it);
-        }
-    }
-    plain
 }
 
 #[cfg(test)]
@@ -261,7 +254,7 @@ mod tests {
     #[test]
     fn reports_change_no_terminal() {
         let text = "a\u{9b}2J\u{202e}\u{e0041}\u{7f}ä";
-        let json = escaped(&serde_json::to_string(text).unwrap());
+        let json = report::visible(&serde_json::to_string(text).unwrap());
         assert_eq!(json, r#""a\u009b2J\u202e\udb40\udc41\u007fä""#);
         assert_eq!(serde_json::from_str::<String>(&json).unwrap(), text);
     }

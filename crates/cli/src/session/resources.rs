@@ -1,7 +1,7 @@
 //! Resources of this process for making images.
 
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -39,7 +39,7 @@ impl<'s> JobResources<'s> {
             budget,
             progress: Arc::new(context.progress()),
             cancel,
-            scratch: std::env::temp_dir(),
+            scratch: scratch(store),
         }
     }
 
@@ -69,6 +69,13 @@ impl<'s> JobResources<'s> {
         }
         Ok(done)
     }
+}
+
+/// Returns the directory for unnamed temporary files, such as an archive that is unpacked. This is the store, which
+/// needs room for the image anyway, while `/tmp` may be in memory. A store that this user cannot write needs another
+/// directory.
+pub(crate) fn scratch(store: &Store) -> PathBuf {
+    store.scratch_path().map_or_else(std::env::temp_dir, Path::to_owned)
 }
 
 /// Runs work on a file outside of any store, with progress shown, until it ends or is cancelled.

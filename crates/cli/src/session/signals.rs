@@ -45,7 +45,6 @@ pub(crate) enum Heard {
     /// The work must end.
     ToEnd,
     /// The signal was handled, and the work continues.
-    #[cfg(feature = "serve")]
     Done,
 }
 

@@ -2,9 +2,9 @@
 
 /// Exit codes of most verbs.
 pub(crate) const EXIT_CODES: &str = "\
-    Exit codes: 0 success; 1 a negative result (damage, a difference); 2 an error other than the next ones; 3 there \
-    is no such image, container or store; 4 a policy or a registry refuses it; 5 the network or a registry failed; 6 \
-    a disk is full";
+    Exit codes: 0 success; 1 a negative result (damage, a difference, no such volume); 2 an error other than the next \
+    ones; 3 there is no such image, container or store; 4 a policy or a registry refuses it; 5 the network or a \
+    registry failed; 6 a disk is full";
 
 /// Exit codes of verbs that start containers in the background.
 pub(crate) const START_CODES: &str = "\

@@ -156,7 +156,6 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
         "a link at the end of a path is always followed: leave this out",
     ),
     (&["system"], &["-v"], "use `quire du`, and `quire ps --all --size`"),
-    (&["system"], &["--volumes"], "volumes stay: leave this out"),
     (&["show"], &["-f", "--format"], "use `quire inspect --format TEMPLATE NAME`"),
     (
         &["push"],

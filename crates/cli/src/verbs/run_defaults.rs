@@ -8,11 +8,12 @@ use anyhow::{Context as _, bail};
 use clap::ValueEnum as _;
 use container::root::WritableChoice;
 use kernel::process::Who;
-use toml::de::{DeTable, DeValue};
+use toml::de::DeValue;
 
 use crate::args::cpu;
 use crate::args::writable::{memory, writable};
 use crate::args::{ContainerOptions, NetworkKind, PullPolicy};
+use crate::session::settings::settings_file::{FILE_MAX, SettingsFile};
 use crate::session::settings::user_config::user_config;
 use crate::verbs::Verb;
 use crate::verbs::containers::run::NewContainer;
@@ -22,9 +23,6 @@ const SYSTEM: &str = "/etc/quire/run.toml";
 
 /// Name of the user's file in its directory.
 const NAME: &str = "run.toml";
-
-/// Maximum size of a file, in bytes.
-const FILE_MAX: u64 = 1 << 20;
 
 /// All keys.
 const KEYS: &str = "network, pull, writable, memory, cpus, cpu-shares, cpuset-cpus and pids-limit";
@@ -78,22 +76,10 @@ fn load(path: &Path) -> anyhow::Result<Option<RunDefaults>> {
 
 /// Parses settings. Each error names the line of `path`, the key, and the expected value.
 fn parse(text: &str, path: &str) -> anyhow::Result<RunDefaults> {
-    let at = |place: usize| {
-        let before = text.get(..place).unwrap_or(text);
-        format!("{path}, line {}", before.matches('\n').count() + 1)
-    };
-    let table = DeTable::parse(text).map_err(|error| {
-        let place = error.span().map_or(text.len(), |it| it.start);
-        anyhow::anyhow!(
-            "{}: {}: write one setting on each line, for example network = \"pasta\"",
-            at(place),
-            error.message()
-        )
-    })?;
+    let file = SettingsFile::parse(text, path, "network = \"pasta\"")?;
     let mut defaults = RunDefaults::default();
-    for (key, value) in table.get_ref() {
-        let place = at(key.span().start);
-        defaults.set(&key.get_ref()[..], value.get_ref()).with_context(|| place)?;
+    for (key, value) in file.table() {
+        defaults.set(&key.get_ref()[..], value.get_ref()).with_context(|| file.place(key))?;
     }
     Ok(defaults)
 }

@@ -23,7 +23,7 @@ use image::tar::write::TarWriteError;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 
-pub use find::{Place, find};
+pub use find::{Place, find, mount_above};
 pub use pack::pack;
 pub use unpack::{Destination, LinkHandling, NewOwner, unpack};
 

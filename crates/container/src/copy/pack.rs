@@ -31,16 +31,16 @@ const NAMES_MAX: usize = 256 << 20;
 /// Approximate memory for each name in addition to its bytes.
 const NAME_COST: usize = 48;
 
-/// Maximum size of the remembered paths of files with several names, in bytes, with [`NAME_COST`] for each. Further such
-/// files become separate ones.
+/// Maximum size of the remembered paths of files with several names, in bytes, with [`NAME_COST`] for each. Further
+/// such files become separate ones.
 const LINKED_MAX: usize = 256 << 20;
 
 /// The owner of files whose owner is not in the container's map, as the kernel shows it. Source: Linux
 /// `include/linux/highuid.h`, `DEFAULT_OVERFLOWUID`.
 const NOBODY: u32 = 65_534;
 
-/// Writes the tar of `file`, which was opened with `O_PATH`, as the member `name`. With an empty name, only the contents
-/// of a directory are written. `owners` maps the owners to those of the container.
+/// Writes the tar of `file`, which was opened with `O_PATH`, as the member `name`. With an empty name, only the
+/// contents of a directory are written. `owners` maps the owners to those of the container.
 ///
 /// # Errors
 /// [`CopyError`]; the tar in `out` is incomplete then.
@@ -248,4 +248,66 @@ fn names(directory: BorrowedFd<'_>, room: usize) -> Result<(Vec<CString>, usize)
     names.sort_unstable();
     names.dedup();
     Ok((names, size))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Packs a directory after some of the memory for names and paths was used.
+    fn pack_after(
+        directory: &std::path::Path,
+        names_size: usize,
+        linked_size: usize,
+    ) -> Result<Vec<u8>, CopyError> {
+        let mut bytes = Vec::new();
+        let held = rustix::fs::open(directory, HOLD, Mode::empty()).unwrap();
+        let mut packer = Packer {
+            out: Writer::new(&mut bytes),
+            owners: &Owners::default(),
+            linked: HashMap::new(),
+            linked_size,
+            names_size,
+            skipped: Skipped::default(),
+            buffer: vec![0; PIECE],
+        };
+        let found = stat(&held).unwrap();
+        packer.entry(&held, &found, b"", 0)?;
+        assert_eq!(packer.names_size, names_size, "the names are no longer in memory");
+        packer.out.finish()?;
+        Ok(bytes)
+    }
+
+    #[test]
+    fn names_of_a_hostile_tree_take_limited_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(folder.path().join("abcd/efgh")).unwrap();
+        // Both directories are open at once.
+        let cost = 2 * (4 + NAME_COST);
+        pack_after(folder.path(), NAMES_MAX - cost, 0).unwrap();
+        let error = pack_after(folder.path(), NAMES_MAX - cost + 1, 0).unwrap_err();
+        let CopyError::Io { action: "list", path, source: Errno::TOOBIG } = &error else {
+            panic!("{error:?}");
+        };
+        assert_eq!(path, b"abcd");
+    }
+
+    #[test]
+    fn remembered_links_take_limited_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("a"), "text").unwrap();
+        std::fs::hard_link(folder.path().join("a"), folder.path().join("b")).unwrap();
+        let kinds = |bytes: &[u8]| {
+            let mut reader = image::tar::Reader::new(bytes);
+            let mut links = Vec::new();
+            while let Some(entry) = reader.next_entry().unwrap() {
+                links.push(matches!(entry.kind, Kind::Hardlink(b"a")));
+            }
+            links
+        };
+        let cost = 1 + NAME_COST;
+        assert_eq!(kinds(&pack_after(folder.path(), 0, LINKED_MAX - cost).unwrap()), [false, true]);
+        let bytes = pack_after(folder.path(), 0, LINKED_MAX - cost + 1).unwrap();
+        assert_eq!(kinds(&bytes), [false, false]);
+    }
 }

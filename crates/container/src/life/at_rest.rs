@@ -8,7 +8,7 @@ use store::{ContainerSnapshot, ContainerSnapshotError, OperationError, Store};
 
 use crate::bundle::userns::IdMap;
 use crate::folder::{self, FILESTORE};
-use crate::life::end::ended::Ended;
+use crate::life::end::ended::{Ended, LOST};
 use crate::life::kept::KeptContainer;
 use crate::life::mount_staging::Stage;
 use crate::life::prepare::{AdmittedImage, snapshots};
@@ -37,16 +37,42 @@ pub enum AtRestError {
     Failed(#[from] OperationError),
 }
 
-/// The mounted root of a container at rest, whose folder stays locked. No other process sees the mount. Without
-/// [`rest`](Self::rest), the mount also ends when this process does.
+/// The mounted root of a container at rest, whose folder stays locked. No other process sees the mount. Dropping it
+/// unmounts the root, as [`rest`](Self::rest) does. If this process is killed, the kernel unmounts the root, and the
+/// next start may refuse the changes.
 pub struct RestingRoot {
-    ended: Ended,
+    mounted: MountedRoot,
     map: Option<IdMap>,
+}
+
+/// The mount, until it is taken down.
+struct MountedRoot(Option<Ended>);
+
+impl MountedRoot {
+    fn ended(&self) -> &Ended {
+        self.0.as_ref().expect("only `rest` takes the mount, and nothing uses it afterwards")
+    }
+
+    /// Returns whether the disk has lost some of the changes.
+    fn rest(&mut self) -> bool {
+        let Some(ended) = self.0.take() else { return false };
+        let has_lost = ended.root.doomed.has_lost(ended.root.mount.as_fd());
+        ended.rest(has_lost, false);
+        has_lost
+    }
+}
+
+impl Drop for MountedRoot {
+    fn drop(&mut self) {
+        if self.rest() {
+            tracing::warn!("{LOST}");
+        }
+    }
 }
 
 impl fmt::Debug for RestingRoot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RestingRoot").field("id", &self.ended.id).finish_non_exhaustive()
+        f.debug_struct("RestingRoot").field("id", &self.mounted.ended().id).finish_non_exhaustive()
     }
 }
 
@@ -89,13 +115,13 @@ impl RestingRoot {
         let (folder, lock) = kept.into_folder();
         let (_image, _directory, _lock) = (image, place.into_locked(), lock);
         let ended = Ended { id, folder, path, root, stage, headrooms, _image, _directory, _lock };
-        Ok(Self { ended, map })
+        Ok(Self { mounted: MountedRoot(Some(ended)), map })
     }
 
     /// Returns the root.
     #[must_use]
     pub fn root(&self) -> BorrowedFd<'_> {
-        self.ended.root.mount.as_fd()
+        self.mounted.ended().root.mount.as_fd()
     }
 
     /// Returns the map of the container's users to the host's.
@@ -107,20 +133,18 @@ impl RestingRoot {
     /// Returns the container's folder.
     #[must_use]
     pub fn folder(&self) -> &Path {
-        &self.ended.path
+        &self.mounted.ended().path
     }
 
     /// Reserves disk space for the next writes. Call it at least for each megabyte that is written.
     pub fn look(&self) {
         let _next: Option<std::time::Duration> =
-            self.ended.headrooms.iter().map(Headroom::look).min();
+            self.mounted.ended().headrooms.iter().map(Headroom::look).min();
     }
 
     /// Unmounts the root, and keeps its changes. Returns whether the disk has lost some of them.
     #[must_use]
-    pub fn rest(self) -> bool {
-        let has_lost = self.ended.root.doomed.has_lost(self.ended.root.mount.as_fd());
-        self.ended.rest(has_lost, false);
-        has_lost
+    pub fn rest(mut self) -> bool {
+        self.mounted.rest()
     }
 }

@@ -9,17 +9,18 @@ use kernel::process::{Holder, Process, Signal};
 use kernel::usage::usage_of;
 use store::{
     ContainerDir, ContainerError, ContainerRecord, Liveness, OperationError, Store, VolumeError,
+    VolumeLock,
 };
 
 use crate::backoff::GLANCE;
 use crate::bundle::spec::RuntimeSpec;
 use crate::folder::{self, LAYER};
 use crate::life::cgroup::{cgroups, pause};
+pub use crate::life::end::own_volumes::OwnVolumes;
 use crate::life::end::teardown;
 use crate::life::state::{Reason, State, StateBefore};
 use crate::life::writable_layer::{self, Changes, WritesPlace};
 use crate::life::{background, init_signals};
-use crate::request::StoredRequest;
 use crate::runtime::call::KILLING;
 use crate::store_ownership::{OwnerError, check_containers};
 
@@ -457,15 +458,6 @@ pub enum IfRunning {
     Kill,
 }
 
-/// Fate of the volumes that were made only for a removed container.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OwnVolumes {
-    /// They stay as volumes that no container uses, except those of a container that is not kept.
-    Stay,
-    /// The next [`Store::clear_volumes`] removes them.
-    Removed,
-}
-
 /// Removes a container. Returns whether it existed, and was not removed by another command first. `now` returns the
 /// time, in seconds since 1970.
 ///
@@ -478,13 +470,28 @@ pub fn remove(
     own_volumes: OwnVolumes,
     now: &dyn Fn() -> i64,
 ) -> Result<bool, KnownError> {
+    remove_holding(store, name, if_running, own_volumes, None, now)
+}
+
+/// As [`remove`], for a caller that may hold the lock of volumes.
+pub(crate) fn remove_holding(
+    store: &Store,
+    name: &str,
+    if_running: IfRunning,
+    own_volumes: OwnVolumes,
+    held: Option<&VolumeLock>,
+    now: &dyn Fn() -> i64,
+) -> Result<bool, KnownError> {
     check_containers(store)?;
     let Some(known) = look(store, name)? else { return Ok(false) };
     let id = &known.id;
+    if known.is_running() && if_running == IfRunning::Refuse {
+        return Err(KnownError::Runs(id.clone()));
+    }
+    // The monitor of a running container removes it when it is killed, and then volumes that nothing needs.
+    let marked = own_volumes.mark(store, id, &known.folder, known.record.as_ref(), held);
+    marked.map_err(|source| KnownError::Volumes { id: id.clone(), source: Box::new(source) })?;
     if known.is_running() {
-        if if_running == IfRunning::Refuse {
-            return Err(KnownError::Runs(id.clone()));
-        }
         if let Err(error) = background::unwant(&known.folder) {
             tracing::debug!(id, %error, "cannot inform the monitor that the container is removed");
         }
@@ -518,34 +525,8 @@ pub fn remove(
     };
     background::bury(&folder, now())
         .map_err(OperationError::of("record the end of container", id))?;
-    mark_volumes(&known, store, own_volumes)?;
     teardown::remove_behind(folder, store.who())?;
     Ok(true)
-}
-
-/// Marks the volumes of a container that is about to be removed. They were made to end with it, so without this they
-/// would be removed as soon as no record names them.
-fn mark_volumes(
-    known: &KnownContainer,
-    store: &Store,
-    own_volumes: OwnVolumes,
-) -> Result<(), KnownError> {
-    let names = match &known.record {
-        Some(record) if !record.keep => return Ok(()),
-        Some(record) => record.volumes.clone(),
-        // The record is damaged, and the settings have the names as well.
-        None => match StoredRequest::load(&known.folder, &known.id) {
-            Ok(stored) => stored.request.own_volumes().map(str::to_owned).collect(),
-            Err(error) => {
-                let id = &known.id;
-                tracing::warn!(id, %error, "the volumes of a damaged container are unknown");
-                return Ok(());
-            }
-        },
-    };
-    let marked = store.end_volumes_with_container(&names, own_volumes == OwnVolumes::Removed);
-    let failed = |source| KnownError::Volumes { id: known.id.clone(), source: Box::new(source) };
-    marked.map_err(failed)
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use kernel::process::{Signals, UserNamespace, Who};
 use rustix::rand::{GetRandomFlags, getrandom};
 use store::{
     ContainerDir, ContainerError, ContainerRecord, ContainerSnapshot, ContainerSnapshotError,
-    OperationError, PermittedImage, Seconds, Store,
+    OperationError, PermittedImage, Seconds, Store, VolumeLock,
 };
 
 use crate::boot_cache::Notes;
@@ -32,6 +32,7 @@ use crate::life::end::reap::share;
 use crate::life::filestores::{Filestores, MountRequestError, volumes};
 use crate::life::id_allocation::{Claim, ClaimError};
 use crate::life::kept::{EnterError, EnteredFolder, KeptContainer};
+use crate::life::lookup::{self, IfRunning, KnownError, OwnVolumes};
 use crate::life::mount_staging::Stage;
 use crate::life::prepare::joined_network::{JoinNetworkError, network_of};
 use crate::life::prepare::volumes::{VolumeUser, VolumesError};
@@ -162,6 +163,9 @@ pub enum PrepareError {
     /// The folder of a container that is started again cannot be used.
     #[error(transparent)]
     Enter(#[from] EnterError),
+    /// The container that the new one replaces cannot be removed.
+    #[error("--replace: cannot remove container {id}")]
+    Replaced { id: String, source: KnownError },
     #[error(transparent)]
     Failed(#[from] OperationError),
 }
@@ -185,8 +189,42 @@ pub struct AdmittedImage<'s> {
     pub image: PermittedImage,
 }
 
+/// What happens to an existing container that has the name of a new one.
+#[expect(missing_debug_implementations, reason = "functions have no debug output")]
+pub enum TakenName<'a> {
+    /// The new container is refused.
+    Refused,
+    /// It is killed and removed, as soon as the new one has everything except its name. The function returns the time,
+    /// in seconds since 1970.
+    Replaced(&'a dyn Fn() -> i64),
+}
+
+impl TakenName<'_> {
+    /// Removes the container of this name, if it may be replaced. `held` is the lock of volumes, if the caller has it.
+    fn make_room(
+        &self,
+        store: &Store,
+        id: &str,
+        held: Option<&VolumeLock>,
+    ) -> Result<(), PrepareError> {
+        let Self::Replaced(now) = self else { return Ok(()) };
+        // A name that begins the name of another container must not stand for it.
+        if store.containers.get(id)?.is_none() {
+            return Ok(());
+        }
+        // As with `quire rm`.
+        let (running, volumes) = (IfRunning::Kill, OwnVolumes::Stay);
+        let removed = lookup::remove_holding(store, id, running, volumes, held, now);
+        let failed = |source| PrepareError::Replaced { id: id.to_owned(), source };
+        removed.map(drop).map_err(failed)
+    }
+}
+
 /// Creates a container's root and folder from an image. The mounts of the `living` containers may be shared. `signals`
 /// must not end this process between the creation of the folder and its removal.
+///
+/// If this fails, volumes that were made only for the container are removed again.
+#[expect(clippy::too_many_arguments, reason = "each has another type")]
 pub fn prepare(
     store: &Store,
     image: AdmittedImage<'_>,
@@ -194,12 +232,23 @@ pub fn prepare(
     runtime: Runtime,
     living: &[String],
     signals: Arc<Signals>,
+    taken: TakenName<'_>,
     around: &CallerEnvironment<'_>,
 ) -> Result<Ready, PrepareError> {
     name_volumes(&mut plan.wish.volumes)?;
     let stored = StoredRequest::encode(&runtime.path, &plan.wish)?;
-    let spot = Spot::New { stored };
-    prepare_in(store, image, plan, StartInputs { runtime, living, signals }, spot, around)
+    let is_own = |it: &Volume| matches!(it.source, MountSource::Anonymous(_));
+    let has_own = plan.wish.volumes.iter().any(is_own);
+    let spot = Spot::New { stored, taken };
+    let inputs = StartInputs { runtime, living, signals };
+    let prepared = prepare_in(store, image, plan, inputs, spot, around);
+    if prepared.is_err()
+        && has_own
+        && let Err(error) = store.clear_volumes()
+    {
+        tracing::warn!(%error, "cannot remove volumes that no container needs: `quire gc` tries again");
+    }
+    prepared
 }
 
 /// Prepares a container that has ended, or was only created, in its own folder: with its settings, its ids, its
@@ -229,22 +278,31 @@ struct StartInputs<'a> {
 }
 
 /// The folder of a container that is prepared.
-enum Spot {
+enum Spot<'a> {
     /// A new folder, which gets these stored settings.
-    New { stored: Vec<u8> },
+    New { stored: Vec<u8>, taken: TakenName<'a> },
     /// The folder that the container had before.
     Kept(Box<KeptContainer>),
 }
 
-impl Spot {
+impl Spot<'_> {
     fn place(
         &self,
         store: &Store,
+        id: &str,
         wish: &WritableChoice,
         around: &CallerEnvironment<'_>,
     ) -> Result<WritablePlace, PrepareError> {
+        let make = || wish.make(store, Backing::Ahead, around.search);
         match self {
-            Self::New { .. } => Ok(wish.make(store, Backing::Ahead, around.search)?),
+            Self::New { taken, .. } => match make() {
+                // The container that is replaced may have the directory.
+                Err(PlaceError::InUse(_)) => {
+                    taken.make_room(store, id, None)?;
+                    Ok(make()?)
+                }
+                made => Ok(made?),
+            },
             Self::Kept(kept) => {
                 let failed = |source| PrepareError::Kept { id: kept.id().to_owned(), source };
                 kept.place(around.remark).map_err(failed)
@@ -266,7 +324,7 @@ fn prepare_in(
     image: AdmittedImage<'_>,
     plan: ContainerPlan,
     start: StartInputs<'_>,
-    spot: Spot,
+    spot: Spot<'_>,
     around: &CallerEnvironment<'_>,
 ) -> Result<Ready, PrepareError> {
     let ContainerPlan { mut wish, image: config, user, space, stop, timeout, places } = plan;
@@ -279,7 +337,7 @@ fn prepare_in(
     let below = snapshots(store, wish.snapshot.as_deref())?;
     let uppers = below.iter().map(ContainerSnapshot::upper).collect::<Result<Vec<_>, _>>()?;
     let between: Vec<_> = uppers.iter().map(|it| it.as_fd()).collect();
-    let place = spot.place(store, &wish.writable, around)?;
+    let place = spot.place(store, &wish.id, &wish.writable, around)?;
     let files = Filestores::make(store, &wish.mounts, around.search)?;
     let claim = match &spot {
         Spot::New { .. } => wish.ids.claim(store, around.is_asked_to_end)?,
@@ -354,7 +412,8 @@ fn prepare_in(
     }
     let id = std::mem::take(&mut wish.id);
     let entered = match spot {
-        Spot::New { stored } => {
+        Spot::New { stored, taken } => {
+            taken.make_room(store, &id, held.lock.as_ref())?;
             let found = image.found();
             let record = ContainerRecord {
                 image: found.image,
@@ -539,7 +598,8 @@ impl Ready {
     /// Whether the end of the container may leave volumes that nothing needs.
     #[must_use]
     pub const fn leaves_volumes(&self) -> bool {
-        self.has_volumes && !self.keep
+        // Also the volumes of a container that is kept, but could not be started.
+        self.has_volumes
     }
 
     /// Whether Quire connects the container's terminal to the caller's. runsc does that itself.

@@ -143,19 +143,41 @@ pub(super) enum Bearer<'a> {
     Held(BorrowedFd<'a>),
 }
 
+/// The xattrs that copies get.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum XattrChoice {
+    /// All that mean the same for a copy.
+    All,
+    /// Those of an image's files that mean something outside of its layers. Others are labels, for which the host's
+    /// policy decides, and notes of file systems and administrators (`trusted.`), which a hostile image must not write.
+    /// Source: buildah, `copier/xattrs.go`, `xattrsToListxattr`.
+    OfImage,
+}
+
+impl XattrChoice {
+    fn has(self, name: &[u8]) -> bool {
+        match self {
+            Self::All => !UUIDS.contains(&name),
+            Self::OfImage => {
+                name == b"security.capability"
+                    || (name.starts_with(b"user.") && !name.starts_with(b"user.overlay."))
+            }
+        }
+    }
+}
+
 /// Copies files.
 #[derive(Debug)]
 pub(super) struct Copier<'a> {
     pub(super) content: ByteCopier<'a>,
-    /// Names of further xattrs that copies do not get.
-    pub(super) left_out: &'static [&'static [u8]],
+    pub(super) choice: XattrChoice,
     names: Vec<u8>,
     value: Vec<u8>,
 }
 
 impl<'a> Copier<'a> {
     pub(super) fn new(content: ByteCopier<'a>) -> Self {
-        Self { content, left_out: &[], names: Vec::new(), value: Vec::new() }
+        Self { content, choice: XattrChoice::All, names: Vec::new(), value: Vec::new() }
     }
 
     /// Copies a file that is not a directory. `stat` was read before.
@@ -331,7 +353,7 @@ impl<'a> Copier<'a> {
         }
         let mut xattrs = Xattrs::new();
         for name in self.names.split(|byte| *byte == 0) {
-            if name.is_empty() || UUIDS.contains(&name) || self.left_out.contains(&name) {
+            if name.is_empty() || !self.choice.has(name) {
                 continue;
             }
             self.value.clear();

@@ -1,6 +1,6 @@
 //! The first copy: everything, while the container runs.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
@@ -9,15 +9,13 @@ use rustix::fs::{AtFlags, FileType, linkat};
 use rustix::io::Errno;
 
 use super::content::{ByteCopier, CopyStop};
-use super::entry::{Copier, Place, Stale, Writers, hold, inherit_nothing, list, open_directory};
+use super::entry::{
+    Copier, Place, Stale, Writers, XattrChoice, hold, inherit_nothing, list, open_directory,
+};
 use super::index::{CopiedEntry, CopyIndex, DirectoryId, FileId, Tally};
 use super::stamp::{FileKey, Seen, Stamp, kind, look};
 use super::way::{Back, Level, Way};
 use super::{CopyError, CopyReport};
-
-/// The label of SELinux. Files of an image have none, so the host's policy chooses that of a copy, and a user without
-/// root may not set it.
-const SELINUX: &[u8] = b"security.selinux";
 
 /// A copy of everything that a container's upper directory had.
 #[derive(Debug)]
@@ -32,6 +30,8 @@ pub struct FirstCopy<'a> {
     /// Whether the walk ended early, because a directory was moved.
     is_incomplete: bool,
     devices: DeviceCopies,
+    /// Directories below the uppermost one whose contents are not copied.
+    covered: HashSet<FileKey>,
 }
 
 /// Whether device files are copied.
@@ -72,16 +72,21 @@ pub fn first_copy<'a>(
 }
 
 /// Copies everything below the directory `from` of an image, except device files, into the empty directory `to`, which
-/// nothing else may use. No link is followed.
+/// nothing else may use. No link is followed. The directories `covered`, over which others will be mounted, are copied
+/// without their contents.
 ///
 /// # Errors
 /// [`CopyError`]; `to` has incomplete contents then.
 pub fn copy_tree(
     from: BorrowedFd<'_>,
     to: BorrowedFd<'_>,
+    covered: &[OwnedFd],
     cancel: &AtomicBool,
 ) -> Result<CopyReport, CopyError> {
     let mut copy = begin(from, to, cancel, DeviceCopies::LeftOut)?;
+    let failed = |errno| CopyError::of(CopyStop::Kernel("examine", errno), b"/".to_vec());
+    let keys = covered.iter().map(|it| Ok(look(it)?.1.key()));
+    copy.covered = keys.collect::<Result<_, Errno>>().map_err(failed)?;
     copy.walk()?;
     copy.at_rest()
 }
@@ -100,7 +105,7 @@ fn begin<'a>(
     let content = ByteCopier::new(cancel, to.as_fd()).map_err(failed("open the copy of"))?;
     let mut copier = Copier::new(content);
     if devices == DeviceCopies::LeftOut {
-        copier.left_out = &[SELINUX];
+        copier.choice = XattrChoice::OfImage;
     }
     Ok(FirstCopy {
         from,
@@ -111,6 +116,7 @@ fn begin<'a>(
         links: HashMap::new(),
         is_incomplete: false,
         devices,
+        covered: HashSet::new(),
     })
 }
 
@@ -147,7 +153,11 @@ impl FirstCopy<'_> {
                 if let Some((from, stamp, id)) = entered {
                     let base = way.base().map_err(CopyStop::at("open the copy of"));
                     let base = base.map_err(|stop| self.stopped(id, None, stop))?;
-                    let below = self.enter(Level::below(from, stamp.key(), id, base))?;
+                    let below = Level::below(from, stamp.key(), id, base);
+                    let below = match self.covered.contains(&stamp.key()) {
+                        true => below,
+                        false => self.enter(below)?,
+                    };
                     self.push(&mut way, below)?;
                     seen.push(stamp);
                 }

@@ -18,7 +18,7 @@ use quire_container::life::end::reap;
 use quire_container::life::end::reap::{PUT_OFF, Sweep};
 use quire_container::life::log::newer_text;
 use quire_container::life::lookup::{self, IfRunning, OwnVolumes};
-use quire_container::life::prepare::{AdmittedImage, CallerEnvironment, Ready, prepare};
+use quire_container::life::prepare::{AdmittedImage, CallerEnvironment, Ready, TakenName, prepare};
 use quire_container::life::state::State;
 use quire_container::life::{background, writable_layer};
 use quire_container::plan::{ContainerPlan, ContainerRequest};
@@ -55,7 +55,8 @@ fn ready(fixture: &Fixture, runtime: &Runtime, wish: ContainerRequest) -> Ready 
     let signals = Arc::new(Signals::block(&[]).unwrap());
     let runtime = runtime.clone();
     let image = AdmittedImage { store: &fixture.store, image: fixture.image() };
-    prepare(&fixture.store, image, plan, runtime, &[], signals, &around).unwrap()
+    prepare(&fixture.store, image, plan, runtime, &[], signals, TakenName::Refused, &around)
+        .unwrap()
 }
 
 #[test]

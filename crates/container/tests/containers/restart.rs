@@ -19,7 +19,7 @@ use quire_container::life::kept::{KeptContainer, KeptContainerError};
 use quire_container::life::log::newer_text;
 use quire_container::life::lookup::{self, IfRunning, OwnVolumes, find_at_rest, find_container};
 use quire_container::life::prepare::{
-    AdmittedImage, CallerEnvironment, PrepareError, Ready, prepare, restart,
+    AdmittedImage, CallerEnvironment, PrepareError, Ready, TakenName, prepare, restart,
 };
 use quire_container::life::rollback::{RollBackError, roll_back};
 use quire_container::plan::{ContainerPlan, ContainerRequest, IdsChoice};
@@ -66,7 +66,17 @@ fn new(fixture: &Fixture, runtime: &Runtime, wish: ContainerRequest) -> Ready {
     let plan = ContainerPlan::new(ImageConfig::default(), wish, runtime.kind).unwrap();
     let image = AdmittedImage { store: &fixture.store, image: fixture.image() };
     around(|around, signals| {
-        prepare(&fixture.store, image, plan, runtime.clone(), &[], signals, around).unwrap()
+        prepare(
+            &fixture.store,
+            image,
+            plan,
+            runtime.clone(),
+            &[],
+            signals,
+            TakenName::Refused,
+            around,
+        )
+        .unwrap()
     })
 }
 

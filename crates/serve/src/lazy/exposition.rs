@@ -194,23 +194,17 @@ impl LazyTotals {
 
 #[cfg(test)]
 mod tests {
-    use super::super::metrics::LazyCounts;
     use super::*;
 
     fn device(id: &str) -> DeviceStatus {
         DeviceStatus {
             device: id.to_owned(),
-            blob: "sha256:cd".to_owned(),
             bytes: 100_000,
             filled: 2,
             units: 2,
-            is_completing: false,
             is_mounted: true,
             disk_error: Some("full".to_owned()),
-            last_failure: None,
-            broken: None,
-            start_of: None,
-            counts: LazyCounts::default(),
+            ..DeviceStatus::default()
         }
     }
 

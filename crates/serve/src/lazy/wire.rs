@@ -154,7 +154,7 @@ pub(super) enum Answer {
 }
 
 /// The progress of a lazy device.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceStatus {
     /// Id of the device.

@@ -5,6 +5,8 @@ use std::convert::Infallible;
 use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -20,6 +22,7 @@ use store::Who;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
+use tokio::time::timeout;
 
 use super::address::MetricsAddress;
 use crate::http::connection::Patient;
@@ -29,6 +32,9 @@ use crate::unpoisoned::lock;
 /// Maximum number of connections. A further one ends the oldest, so that silent clients do not keep kubelet's health
 /// checks from the service.
 const CONNECTIONS: usize = 256;
+/// Maximum time from a connection to the end of its first request's head. A client that sends a request takes much
+/// less.
+const FIRST_PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum time for the head of a request, and between two requests. Prometheus scrapes once a minute by default.
 const HEAD_PATIENCE: Duration = Duration::from_secs(120);
 /// Maximum size of the head of a request, in bytes, and number of its headers.
@@ -114,6 +120,7 @@ pub(crate) async fn serve_metrics(listener: MetricsListener, pages: MetricsPages
         connections: Mutex::default(),
         turn: Arc::new(Semaphore::new(1)),
         last: Mutex::default(),
+        first_patience: FIRST_PATIENCE,
     });
     let served = match socket {
         ListeningSocket::Network(socket) => accept_network(&service, socket).await,
@@ -164,6 +171,8 @@ struct MetricsService {
     turn: Arc<Semaphore>,
     /// The last metrics, and when they were collected.
     last: Mutex<Option<(Instant, Bytes)>>,
+    /// [`FIRST_PATIENCE`].
+    first_patience: Duration,
 }
 
 type Page = Response<Full<Bytes>>;
@@ -186,18 +195,27 @@ impl MetricsService {
     {
         let service = Arc::clone(self);
         let connection = tokio::spawn(async move {
+            let has_asked = AtomicBool::new(false);
             let answer = service_fn(|request: Request<Incoming>| {
+                has_asked.store(true, Ordering::Relaxed);
                 let service = Arc::clone(&service);
                 let (head, _no_body) = request.into_parts();
                 async move { Ok::<_, Infallible>(service.answer(&head).await) }
             });
-            let served = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(HEAD_PATIENCE)
-                .max_buf_size(HEAD_MAX.0)
-                .max_headers(HEAD_MAX.1)
-                .serve_connection(TokioIo::new(Patient::new(stream)), answer);
-            if let Err(error) = served.await {
+            let mut serving = pin!(
+                http1::Builder::new()
+                    .timer(TokioTimer::new())
+                    .header_read_timeout(HEAD_PATIENCE)
+                    .max_buf_size(HEAD_MAX.0)
+                    .max_headers(HEAD_MAX.1)
+                    .serve_connection(TokioIo::new(Patient::new(stream)), answer)
+            );
+            let served = match timeout(service.first_patience, &mut serving).await {
+                Ok(served) => served,
+                Err(_) if has_asked.load(Ordering::Relaxed) => serving.await,
+                Err(_) => return tracing::debug!("a client sent no request for metrics"),
+            };
+            if let Err(error) = served {
                 tracing::debug!(%error, "a connection for metrics ended");
             }
         });
@@ -230,7 +248,7 @@ impl MetricsService {
 
     async fn metrics(self: &Arc<Self>) -> Page {
         const BUSY: &str = "other clients wait for metrics\n";
-        let turn = tokio::time::timeout(TURN, Arc::clone(&self.turn).acquire_owned());
+        let turn = timeout(TURN, Arc::clone(&self.turn).acquire_owned());
         let Ok(Ok(turn)) = turn.await else {
             return refusal(StatusCode::SERVICE_UNAVAILABLE, BUSY);
         };
@@ -262,7 +280,7 @@ impl MetricsService {
     /// Checks that an engine could connect. The socket of a running service may have been removed.
     async fn health(&self) -> Page {
         let connect = tokio::net::UnixStream::connect(&self.pages.engine_socket);
-        match tokio::time::timeout(CHECK, connect).await {
+        match timeout(CHECK, connect).await {
             Ok(Ok(_)) => page(StatusCode::OK, TEXT, "ok\n"),
             Ok(Err(error)) => {
                 tracing::warn!(%error, "engines cannot connect to the service");
@@ -408,6 +426,53 @@ mod tests {
     }
 
     #[test]
+    fn a_client_that_asks_for_nothing_is_cut_off() {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let pages = MetricsPages {
+            metrics: Box::new(|| "some 1\n".to_owned()),
+            engine_socket: "/none".into(),
+        };
+        let service = Arc::new(MetricsService {
+            pages,
+            checks_host: true,
+            connections: Mutex::default(),
+            turn: Arc::new(Semaphore::new(1)),
+            last: Mutex::default(),
+            first_patience: Duration::from_millis(300),
+        });
+        let connect = || {
+            let (client, server) = UnixStream::pair().unwrap();
+            server.set_nonblocking(true).unwrap();
+            client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            runtime.block_on(async {
+                service.connected(tokio::net::UnixStream::from_std(server).unwrap());
+            });
+            client
+        };
+        let (mut silent, mut begins, mut asks) = (connect(), connect(), connect());
+        begins.write_all(b"GET /metrics HT").unwrap();
+        let ask = |client: &mut UnixStream| {
+            client.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+            let mut page = Vec::new();
+            while !page.ends_with(b"some 1\n") {
+                let mut part = [0; 512];
+                let count = client.read(&mut part).unwrap();
+                assert!(count > 0, "the connection ended: {page:?}");
+                page.extend_from_slice(&part[..count]);
+            }
+        };
+        ask(&mut asks);
+        assert!(matches!(silent.read(&mut [0]), Ok(0)));
+        assert!(matches!(begins.read(&mut [0]), Ok(0)));
+        // This one may be silent between two requests.
+        ask(&mut asks);
+    }
+
+    #[test]
     fn many_requests_collect_metrics_once_a_second() {
         let count = Arc::new(std::sync::atomic::AtomicU32::new(0));
         let counted = Arc::clone(&count);
@@ -422,6 +487,7 @@ mod tests {
             connections: Mutex::default(),
             turn: Arc::new(Semaphore::new(1)),
             last: Mutex::default(),
+            first_patience: FIRST_PATIENCE,
         };
         assert_eq!(service.recent_metrics(), "some 1\n");
         // An old page is not sent again.

@@ -10,6 +10,8 @@ use crate::inventory::Inventory;
 use crate::shelf::images::{self, DevicePart, Use};
 use crate::shelf::objects::split;
 use crate::shelf::refs::RefName;
+use crate::shelf::volume_error::VolumeError;
+use crate::shelf::volumes::VolumeShelf;
 use crate::store::Store;
 
 /// Allocation unit of file systems, in bytes.
@@ -185,6 +187,17 @@ impl Store {
             images,
             unreadable,
         })
+    }
+}
+
+impl VolumeShelf {
+    /// Returns the bytes on disk of a volume, zero if there is none.
+    ///
+    /// # Errors
+    /// An error of the disk.
+    pub fn disk_bytes(&self, name: &str) -> Result<u64, VolumeError> {
+        let shelf = self.directory.get()?;
+        Ok(shelf.map_or(0, |shelf| shelf.tree_bytes(name.as_bytes())))
     }
 }
 

@@ -130,8 +130,8 @@ impl Store {
         failed.map_or(Ok(dropped), Err)
     }
 
-    /// Removes a container's snapshot that cannot be used, unless something needs it. Returns `false` if it stays because
-    /// it only lacks other items.
+    /// Removes a container's snapshot that cannot be used, unless something needs it. Returns `false` if it stays
+    /// because it only lacks other items.
     fn remove_damaged_snapshot(&self, id: &str) -> Result<bool, FsckError> {
         let shelf = &self.container_snapshots;
         let Some(lock) = shelf.lock()? else { return Ok(false) };
@@ -165,6 +165,8 @@ impl Store {
     /// Removes a ref that cannot be read. Returns whether there was one.
     fn remove_bad_ref(&self, name: &str) -> Result<bool, DiskError> {
         let Ok(name) = name.parse::<RefName>() else { return Ok(false) };
+        // An import may set the ref again at the same time.
+        let _alone = self.lock_records()?;
         match self.refs.get(&name) {
             Ok(_) | Err(RefError::Disk(_)) => Ok(false),
             Err(_) => remove(&self.refs.directory, &name.file_name()),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::disk::DiskError;
 use crate::record::RecordError;
 
-/// Maximum length of all labels of a volume, in bytes.
+/// Maximum length of all labels of a volume as JSON, in bytes.
 pub const VOLUME_LABELS_MAX: usize = 256 << 10;
 
 /// An error of a volume.
@@ -18,7 +18,8 @@ pub enum VolumeError {
     Name(String),
     #[error("volume {0} already exists")]
     Exists(String),
-    #[error("there is no volume \"{}\"", .0.escape_debug())]
+    /// The text is podman's.
+    #[error("no volume with name \"{}\" found: no such volume", .0.escape_debug())]
     Absent(String),
     /// A container needs the volume.
     #[error(
@@ -33,8 +34,15 @@ pub enum VolumeError {
     /// The record cannot be read.
     #[error("the record of volume {name} is damaged: `quire fsck --repair` makes a new one")]
     Damaged { name: String, source: RecordError },
-    #[error("the labels of a volume may have {VOLUME_LABELS_MAX} bytes")]
-    Labels,
+    /// The labels do not fit into the record.
+    #[error(
+        "the labels of a volume may have {VOLUME_LABELS_MAX} bytes as JSON, and these have {bytes}: use shorter \
+        ones, or fewer control characters"
+    )]
+    Labels {
+        /// Length of the labels as JSON, in bytes.
+        bytes: usize,
+    },
     #[error("the store {} is open read-only", .0.display())]
     ReadOnly(PathBuf),
     #[error(transparent)]

@@ -3,7 +3,9 @@
 use tempfile::TempDir;
 
 use super::{NOW, eventually, import, name, open, sample};
-use crate::{ContainerError, ContainerRecord, Liveness, ResolveError, Seconds, TransactionError};
+use crate::{
+    ContainerError, ContainerRecord, Liveness, Reference, ResolveError, Seconds, TransactionError,
+};
 
 #[test]
 fn names_digests_and_ids_are_found() {
@@ -47,6 +49,26 @@ fn the_beginning_of_several_ids_is_ambiguous() {
     assert!(matches!(&error, ResolveError::Ambiguous { images, .. } if images.len() == 2));
     assert_eq!(error.to_string(), "\"ababab\" is the prefix of 2 image ids: give more digits");
     assert!(store.resolve(&("ab".repeat(31) + "01")).unwrap().name.is_none());
+}
+
+#[test]
+fn a_ref_that_has_changed_stays() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    import(&store, "app", &sample("one", 1)).unwrap();
+    let before = store.refs.get(&name("app")).unwrap().unwrap();
+    import(&store, "app", &sample("two", 1)).unwrap();
+    let now = store.refs.get(&name("app")).unwrap().unwrap();
+    assert_ne!(before.image, now.image);
+    assert!(!store.remove_ref_if(&name("app"), &before).unwrap());
+    assert_eq!(store.refs.get(&name("app")).unwrap(), Some(now.clone()));
+    // Also an image that was imported again, because a user may rely on the new name.
+    let again = Reference { created: Seconds(now.created.0 + 1), ..now.clone() };
+    store.set_ref(&name("app"), &again).unwrap();
+    assert!(!store.remove_ref_if(&name("app"), &now).unwrap());
+    assert!(store.remove_ref_if(&name("app"), &again).unwrap());
+    assert!(!store.remove_ref_if(&name("app"), &again).unwrap());
+    assert_eq!(store.refs.get(&name("app")).unwrap(), None);
 }
 
 #[test]

@@ -36,4 +36,26 @@ impl Store {
         self.refs.directory.sync()?;
         Ok(was)
     }
+
+    /// Removes a ref if its contents are still `expected`, as [`remove_ref`](Self::remove_ref) does. Returns whether it
+    /// was removed: another process may have removed it, or set it to another image.
+    ///
+    /// # Errors
+    /// [`RefError`] if the ref cannot be read or removed.
+    pub fn remove_ref_if(&self, name: &RefName, expected: &Reference) -> Result<bool, RefError> {
+        if !self.is_writable() {
+            return Err(RefError::ReadOnly(self.path().to_owned()));
+        }
+        let alone = self.lock_records()?;
+        match self.refs.get(name) {
+            Ok(Some(now)) if now == *expected => {}
+            // A damaged record has other contents.
+            Ok(_) | Err(RefError::Damaged { .. } | RefError::Wrong { .. }) => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        let removed = self.refs.directory.remove_any(name.file_name())?;
+        drop(alone);
+        self.refs.directory.sync()?;
+        Ok(removed)
+    }
 }

@@ -196,6 +196,20 @@ impl Store {
             return Ok(());
         }
         let Some(lock) = self.volumes.lock()? else { return Ok(()) };
+        self.end_held_volumes_with_container(&lock, names, ends)
+    }
+
+    /// As [`end_volumes_with_container`](Self::end_volumes_with_container), for the holder of a lock, which may be
+    /// shared: other changes of existing records need the exclusive one.
+    ///
+    /// # Errors
+    /// An error of the disk. Damaged records stay as they are.
+    pub fn end_held_volumes_with_container(
+        &self,
+        lock: &VolumeLock,
+        names: &[String],
+        ends: bool,
+    ) -> Result<(), VolumeError> {
         for name in names {
             let record = match self.volumes.get(name) {
                 // A volume with a damaged record is never removed by itself.
@@ -242,8 +256,8 @@ impl Store {
 
     /// Gives a volume whose record is damaged a new one. Its files stay. Returns whether there was such a volume.
     ///
-    /// The caller holds the store's lock. The lock on the volumes is not taken, because commands that have that one wait
-    /// for the store's.
+    /// The caller holds the store's lock. The lock on the volumes is not taken, because commands that have that one
+    /// wait for the store's.
     pub(crate) fn mend_volume(&self, name: &str) -> Result<bool, DiskError> {
         let Some(shelf) = self.volumes.directory.get()? else { return Ok(false) };
         let Some(volume) = shelf.open_if_there(name)? else { return Ok(false) };
@@ -277,8 +291,9 @@ impl Store {
 }
 
 fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), VolumeError> {
-    let bytes: usize = labels.iter().map(|(name, value)| name.len() + value.len()).sum();
-    if bytes > VOLUME_LABELS_MAX { Err(VolumeError::Labels) } else { Ok(()) }
+    // JSON has six bytes for some characters.
+    let bytes = serde_json::to_vec(labels).map_or(usize::MAX, |it| it.len());
+    if bytes > VOLUME_LABELS_MAX { Err(VolumeError::Labels { bytes }) } else { Ok(()) }
 }
 
 fn remove(name: &str, hidden: HiddenSnapshot) -> Result<(), DiskError> {

@@ -11,6 +11,7 @@ use store::VerifiedBytes;
 use super::copy_error::CopyError;
 use super::gzip::gzip;
 use super::{ExportError, Options};
+use crate::spool::Spool;
 use image::digest::{Digest, DigestHasher};
 
 /// The default level of the `zstd` program.
@@ -171,7 +172,7 @@ pub(super) fn compress(
 ) -> Result<Compressed, ExportError> {
     let scratch: &Path = options.scratch;
     let failed = |source| ExportError::Scratch { directory: scratch.to_owned(), source };
-    let file = tempfile::tempfile_in(scratch).map_err(failed)?;
+    let file = Spool::new(scratch).map_err(failed)?;
     let out = Hashed::new(BufWriter::with_capacity(PIECE, file));
     let size = Some(tar.size());
     let encoded = encode(&mut tar, size, encoding, out, options, tell);
@@ -181,8 +182,8 @@ pub(super) fn compress(
         CopyError::Failed(error) => error.into(),
         CopyError::Cancelled => ExportError::Cancelled,
     })?;
-    let file = inner.into_inner().map_err(|error| failed(error.into_error()))?;
-    Ok(Compressed { file: Arc::new(file), digest: hasher.finish(), size })
+    let spool = inner.into_inner().map_err(|error| failed(error.into_error()))?;
+    Ok(Compressed { file: Arc::new(spool.into_file()), digest: hasher.finish(), size })
 }
 
 #[cfg(test)]

@@ -183,7 +183,7 @@ fn blob(
 /// Whether the file has the right bytes already.
 fn is_there(path: &Path, digest: &Digest, options: &Options<'_>) -> Result<bool, ExportError> {
     let failed = OperationError::at("write", path);
-    let mut file = match File::open(path) {
+    let mut file = match files::regular(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(failed(error).into()),

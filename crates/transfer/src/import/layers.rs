@@ -28,6 +28,7 @@ use super::{
 };
 use crate::chunked::Tar;
 use crate::progress::Event;
+use crate::spool::Spool;
 use image::digest::Digest;
 use oci::blobs::BlobSource as _;
 use oci::docker::Archive;
@@ -584,16 +585,17 @@ pub fn open_archive(
         let object = format!("a temporary file in {}", scratch.display());
         ImportError::failed("write", object, source)
     };
-    let mut file = tempfile::tempfile_in(scratch).map_err(failed)?;
+    let mut spool = Spool::new(scratch).map_err(failed)?;
     let mut buffer = vec![0; 256 << 10];
     loop {
         match decoder.fill(&mut buffer) {
             Ok(0) => break,
-            Ok(length) => file.write_all(&buffer[..length]).map_err(failed)?,
+            Ok(length) => spool.write_all(&buffer[..length]).map_err(failed)?,
             Err(error) => return Err(unpacked(error)),
         }
     }
     decoder.finish().map_err(unpacked)?;
+    let mut file = spool.into_file();
     file.rewind().map_err(failed)?;
     Ok(file)
 }

@@ -7,6 +7,8 @@ use anyhow::bail;
 use gotmpl::{Template, TemplateError, Value};
 use serde_json::Value as Json;
 
+use crate::output::template::disguise::reveal;
+
 /// Maximum number of nested lists and objects in a value. Quire's own reports have fewer than ten.
 pub(super) const MOST_DEPTH: usize = 64;
 
@@ -51,10 +53,11 @@ fn to_json(value: &Value) -> Json {
         Value::Int(it) => Json::from(*it),
         Value::Uint(it) => Json::from(*it),
         Value::Float(it) => Json::from(*it),
-        Value::String(it) => Json::from(&**it),
+        // JSON has its own escapes.
+        Value::String(it) => Json::from(reveal(it)),
         Value::List(all) => all.iter().map(to_json).collect(),
         Value::Map(all) => {
-            Json::Object(all.iter().map(|(name, it)| (name.to_string(), to_json(it))).collect())
+            Json::Object(all.iter().map(|(name, it)| (reveal(name), to_json(it))).collect())
         }
     }
 }

@@ -1,4 +1,5 @@
 //! Files with settings: those of options, and those of the user.
 
 pub(crate) mod option_file;
+pub(crate) mod settings_file;
 pub(crate) mod user_config;

@@ -18,7 +18,6 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail};
 use container::boot_cache::Notes;
 use container::life::end::ended::LOST;
-use container::life::lookup::{self, IfRunning, OwnVolumes};
 use container::life::monitor::{FAILED, RunError};
 use container::life::monitor_report::{
     MonitorReport, NotStarted, StartReport, TakenBack, take_back,
@@ -29,9 +28,9 @@ use container::life::signal::signal_number;
 use container::plan::{ContainerPlan, ContainerRequest, IdsChoice, ImageVolumes};
 use container::runtime::Runtime;
 use kernel::process::{Process, Signals, start_behind};
+use store::ContainerSnapshot;
 #[cfg(feature = "serve")]
 use store::OpenOptions;
-use store::{ContainerSnapshot, Store};
 
 use crate::Answer;
 use crate::args::Trust;
@@ -194,9 +193,6 @@ pub(super) fn prepare(
     let id = args.name.clone().map_or_else(random_id, Ok)?;
     // The id is checked now, because it is also used as the host name.
     store::check_id(&id)?;
-    if args.replace {
-        replace(&found.store, &id)?;
-    }
     let mut wish = container_wish(context, args, life, id, given)?;
     if let Some(snapshot) = &found.snapshot {
         begin_with(&mut wish, snapshot)?;
@@ -215,8 +211,12 @@ pub(super) fn prepare(
     let image = AdmittedImage { store: shared.as_ref().unwrap_or(&store), image };
     let asked = Arc::clone(&signals);
     let ready = with_environment(context, &args.wanted.trust, notes.as_ref(), &asked, |around| {
-        use container::life::prepare::prepare;
-        Ok(prepare(&store, image, plan, runtime, &living, signals, around)?)
+        use container::life::prepare::{TakenName, prepare};
+        let taken = match args.replace {
+            true => TakenName::Replaced(&|| now().0),
+            false => TakenName::Refused,
+        };
+        Ok(prepare(&store, image, plan, runtime, &living, signals, taken, around)?)
     })?;
     let has_snapshot = snapshot.is_some();
     // From here on, the container's record keeps it.
@@ -230,18 +230,6 @@ pub(super) fn prepare(
         #[cfg(feature = "serve")]
         lazy,
     })
-}
-
-/// Removes the container of this name, if there is one, to make room for another one.
-fn replace(store: &Store, id: &str) -> anyhow::Result<()> {
-    // A name that begins the name of another container must not stand for it.
-    if store.containers.get(id)?.is_none() {
-        return Ok(());
-    }
-    // As with `quire rm`.
-    lookup::remove(store, id, IfRunning::Kill, OwnVolumes::Stay, &|| now().0)
-        .with_context(|| format!("--replace: cannot remove container {id}"))?;
-    Ok(())
 }
 
 /// Calls `work` with the environment of this process. `trust` has the options of the image's mount.

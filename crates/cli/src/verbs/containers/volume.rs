@@ -1,6 +1,6 @@
 //! `volume`: makes, lists and removes volumes, which containers mount by `--volume NAME:PATH`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::{Context as _, anyhow, bail};
@@ -330,8 +330,10 @@ fn formatted(all: &[FoundVolume], format: &str, has_no_titles: bool) -> anyhow::
 }
 
 fn inspect(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
-    let store = context.open(OpenOptions::read())?;
-    let mut all = found(&store)?;
+    let mut all = match context.open_for(OpenOptions::read(), true)? {
+        Some(store) => found(&store)?,
+        None => Vec::new(),
+    };
     let mut wanted = Vec::new();
     for name in &args.names {
         let at = all.iter().position(|it| it.name == *name);
@@ -368,8 +370,11 @@ fn tell_removed(context: &Context, names: Vec<String>) -> anyhow::Result<Answer>
 }
 
 fn remove(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
-    let Some(store) = context.open_for(OpenOptions::write(), args.force || args.all)? else {
-        return tell_removed(context, Vec::new());
+    let Some(store) = context.open_for(OpenOptions::write(), true)? else {
+        return match args.names.first().filter(|_| !args.force && !args.all) {
+            Some(name) => Err(VolumeError::Absent(name.clone()).into()),
+            None => tell_removed(context, Vec::new()),
+        };
     };
     let names = match args.all {
         true => {
@@ -380,12 +385,13 @@ fn remove(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
     };
     if !args.force {
         // All names are looked up before any volume is removed.
-        let used = store.used_volumes()?;
+        let (used, all) = (store.used_volumes()?, store.volumes.all()?);
+        let all: BTreeSet<_> = all.iter().map(|it| it.0.as_str()).collect();
         for name in &names {
             if let Some(container) = used.get(name).cloned() {
                 return Err(VolumeError::InUse { name: name.clone(), container }.into());
             }
-            if store.volumes.all()?.iter().all(|it| it.0 != *name) {
+            if !all.contains(name.as_str()) {
                 return Err(VolumeError::Absent(name.clone()).into());
             }
         }

@@ -32,6 +32,7 @@ use crate::output::report::{self, Bytes, Seconds, count};
 use crate::session::context::{Context, Outside};
 use crate::session::layers;
 use crate::session::output_file::{check_output, output};
+use crate::session::resources::scratch;
 use crate::session::signals::{give_up_when, until_signal};
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::changes::{ChangesOptions, changes_file, export_changes};
@@ -137,7 +138,7 @@ pub(crate) fn export(context: &Context, args: &Export) -> anyhow::Result<Answer>
     let progress = context.progress();
     let cancel = Arc::new(AtomicBool::new(false));
     give_up_when(&store, &cancel);
-    let scratch = std::env::temp_dir();
+    let scratch = scratch(&store);
     let options = Options {
         threads,
         scratch: &scratch,

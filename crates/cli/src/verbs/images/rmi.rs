@@ -35,8 +35,8 @@ pub(crate) fn rmi(context: &Context, args: &Rmi) -> anyhow::Result<Answer> {
     };
     // Look up all names before any of them is removed.
     let names = args.names.iter().map(|text| image_names(&store, text, args.force));
-    let names = names.collect::<anyhow::Result<Vec<_>>>()?.concat();
-    remove_names(context, &store, &names)
+    let names = names.collect::<anyhow::Result<Vec<_>>>()?;
+    remove_names(context, &store, names.into_iter().flatten())
 }
 
 /// Returns whether Docker would complete `text` to `whole`. Ids of images are not completed.
@@ -47,22 +47,31 @@ fn is_short_for(text: &str, whole: &RefName) -> bool {
     })
 }
 
+/// A name to remove.
+struct DoomedName {
+    name: RefName,
+    /// What the name stands for, if it was found by the id of its image. Otherwise the name is removed in any case.
+    reference: Option<store::Reference>,
+}
+
 /// Returns the names that `text` stands for. `text` may be an image's id, as `images -q` prints it.
-fn image_names(store: &Store, text: &str, force: bool) -> anyhow::Result<Vec<RefName>> {
+fn image_names(store: &Store, text: &str, force: bool) -> anyhow::Result<Vec<DoomedName>> {
     let is_name = text.parse().is_ok_and(|name| !matches!(store.refs.get(&name), Ok(None)));
     let is_id = |id: &str| !is_name && id.starts_with(&text.to_ascii_lowercase());
     let id = store.resolve(text).ok().map(|it| it.image).filter(|it| is_id(&it.to_string()));
     let Some(id) = id else {
-        return Ok(image_name(store, text, force)?.into_iter().collect());
+        let name = image_name(store, text, force)?;
+        return Ok(name.into_iter().map(|name| DoomedName { name, reference: None }).collect());
     };
     let (refs, _) = store.refs.readable()?;
-    let names = refs.into_iter().filter(|(_, it)| it.image == id).map(|(name, _)| name);
+    let names = refs.into_iter().filter(|(_, it)| it.image == id);
+    let names = names.map(|(name, it)| DoomedName { name, reference: Some(it) });
     let names: Vec<_> = names.collect();
     if names.is_empty() && !force {
         anyhow::bail!("\"{text}\" is an image id, not a name");
     }
     if names.len() > 1 && !force {
-        let names: Vec<_> = names.iter().map(RefName::as_str).collect();
+        let names: Vec<_> = names.iter().map(|it| it.name.as_str()).collect();
         anyhow::bail!(
             "image \"{text}\" has several names: give the names to remove, or use --force for \
             all: {}",
@@ -99,17 +108,32 @@ pub(crate) fn image_name(
     }
 }
 
-fn remove_names(context: &Context, store: &Store, names: &[RefName]) -> anyhow::Result<Answer> {
-    for name in names {
-        match store.remove_ref(name) {
-            // The name was given twice, or another process removed it in the meantime.
-            Err(RefError::Absent(_)) => {}
-            result => {
-                result?;
+fn remove_names(
+    context: &Context,
+    store: &Store,
+    names: impl Iterator<Item = DoomedName>,
+) -> anyhow::Result<Answer> {
+    let mut is_any = false;
+    for DoomedName { name, reference } in names {
+        is_any = true;
+        match reference {
+            Some(reference) => {
+                if !store.remove_ref_if(&name, &reference)? {
+                    context.remark(&format!(
+                        "{name} stays: another command has changed it at the same time"
+                    ));
+                }
             }
+            None => match store.remove_ref(&name) {
+                // The name was given twice, or another process removed it in the meantime.
+                Err(RefError::Absent(_)) => {}
+                result => {
+                    result?;
+                }
+            },
         }
     }
-    if !names.is_empty() {
+    if is_any {
         context.remark("names removed; `quire gc` frees unused data");
     }
     Ok(Answer::Yes)

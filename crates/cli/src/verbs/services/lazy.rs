@@ -29,6 +29,7 @@ use store::{LendDevices, OpenOptions, Permitted, PermittedImage, Presence, Store
 
 use crate::output::report;
 use crate::session::context::{Context, now};
+use crate::session::resources::scratch;
 use crate::session::signals::{Heard, give_up_when, until_stopped};
 use crate::verbs::images::registry::pull::{lenient_settings, pauses, settings};
 use crate::verbs::services::lazy::tuning::Tuning;
@@ -68,7 +69,7 @@ pub(crate) fn serve(
     give_up_when(&store, &stop);
     let settings = with_pull_secrets(settings, &store, args.registry.authfile.is_some());
     let blobs = StoreBlobs::new(&store, settings);
-    let (usual_trace, resources) = (|| tuning.prefetch(), resources());
+    let (usual_trace, resources) = (|| tuning.prefetch(), resources(&store));
     let environment = LazyResources {
         supply: &Supply::new(&store, blobs, &usual_trace, &resources),
         folder: &folder,
@@ -112,11 +113,11 @@ pub(crate) fn serve(
 }
 
 /// Returns the resources for imports of a service.
-pub(crate) fn resources() -> ImportResources {
+pub(crate) fn resources(store: &Store) -> ImportResources {
     ImportResources {
         now,
         threads: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
-        scratch: std::env::temp_dir(),
+        scratch: scratch(store),
     }
 }
 

@@ -12,13 +12,12 @@ use serve::lazy::NO_TRACE;
 use serve::metrics::MetricsAddress;
 use store::check_trace_name;
 use toml::Spanned;
-use toml::de::{DeString, DeTable, DeValue};
+use toml::de::{DeString, DeValue};
 
 use crate::args;
+use crate::session::settings::settings_file::{FILE_MAX, SettingsFile};
 use crate::verbs::services::rootfs::regular;
 
-/// Maximum size of a settings file, in bytes.
-const FILE_MAX: u64 = 1 << 20;
 /// The administrator's file, which may be missing.
 const SYSTEM: &str = "/etc/quire/serve.toml";
 /// All keys of a settings file.
@@ -313,21 +312,10 @@ impl ServeFile {
 
 /// Parses settings. Each error names the line of `path`, the key, and the expected value.
 fn parse(text: &str, path: &str) -> anyhow::Result<ServeSettings> {
-    let at = |place: usize| {
-        let before = text.get(..place).unwrap_or(text);
-        format!("{path}, line {}", before.matches('\n').count() + 1)
-    };
-    let table = DeTable::parse(text).map_err(|error| {
-        let place = error.span().map_or(text.len(), |it| it.start);
-        anyhow::anyhow!(
-            "{}: {}: write one setting on each line, for example complete = true",
-            at(place),
-            error.message()
-        )
-    })?;
+    let file = SettingsFile::parse(text, path, "complete = true")?;
     let mut settings = ServeSettings::default();
-    for (key, value) in table.get_ref() {
-        let place = at(key.span().start);
+    for (key, value) in file.table() {
+        let place = file.place(key);
         let name = &key.get_ref()[..];
         if !matches!(name, "snapshotter" | "mounts") {
             set(&mut settings, key, value).with_context(|| place)?;
@@ -341,7 +329,7 @@ fn parse(text: &str, path: &str) -> anyhow::Result<ServeSettings> {
                 "mounts" => mounts::set(&mut settings.mounts, key, value),
                 _ => set_snapshotter(&mut settings.snapshotter, key, value),
             };
-            done.with_context(|| at(key.span().start))?;
+            done.with_context(|| file.place(key))?;
         }
     }
     Ok(settings)

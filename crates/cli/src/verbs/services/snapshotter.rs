@@ -14,6 +14,7 @@ use transfer::lazy::TrustIndex;
 
 use crate::output::report;
 use crate::session::context::{Context, moment};
+use crate::session::resources::scratch;
 use crate::verbs::images::registry::pull::{pauses, settings};
 use crate::verbs::services::engines;
 use crate::verbs::services::lazy::{resources, starter};
@@ -48,7 +49,7 @@ pub(crate) fn serve(
         now: Box::new(moment),
         in_an_hour: Box::new(|| report::rfc3339(moment().seconds.saturating_add(3600))),
         threads: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
-        scratch: std::env::temp_dir(),
+        scratch: scratch(&store),
         search: context.search(),
         skip: match wanted.skip {
             args::Skip::Download => SkipLayers::Download,
@@ -81,7 +82,7 @@ pub(crate) fn serve(
         notify::tell(ServiceStep::Ready);
     };
     let work = |stop| -> anyhow::Result<()> {
-        let choices = engine_choices(context, args, &wanted)?;
+        let choices = engine_choices(context, &store, args, &wanted)?;
         let images = Arc::new(EngineImages::new(&store, choices));
         let (starts, image_service) = (wanted.lazy, wanted.image_service.clone());
         environment.lazy = Some(LazyChoices { images, starts, image_service });
@@ -113,6 +114,7 @@ fn shown(address: &MetricsAddress) -> String {
 /// Returns the settings for pulls of images whose layers are not downloaded.
 fn engine_choices(
     context: &Context,
+    store: &Store,
     args: &crate::verbs::services::serve::args::Serve,
     wanted: &SnapshotterChoices,
 ) -> anyhow::Result<EngineChoices> {
@@ -130,7 +132,7 @@ fn engine_choices(
             false => TrustIndex::Signed,
         },
         starter: starter(context, &args.registry)?,
-        resources: resources(),
+        resources: resources(store),
     })
 }
 

@@ -8,7 +8,7 @@ use container::life::lookup::{self, IfRunning, KnownContainer, KnownError, OwnVo
 use image::verity::ImageId;
 use serde::Serialize;
 use serde_json::{Value, json};
-use store::{OpenOptions, RefError, RefName, Store};
+use store::{OpenOptions, RefName, Reference, Store, VolumeError};
 
 use crate::Answer;
 use crate::args::limits::seconds;
@@ -49,6 +49,9 @@ pub(crate) struct System {
     /// For prune: do not ask
     #[arg(short, long)]
     pub(crate) force: bool,
+    /// For prune: also remove all volumes that no container uses, with their files
+    #[arg(long)]
+    pub(crate) volumes: bool,
     /// For prune: remove only older things, for example until=24h
     #[arg(long, value_name = "until=DURATION", value_parser = until)]
     pub(crate) filter: Option<i64>,
@@ -65,7 +68,8 @@ impl VerbArgs for System {
     const ABOUT: &'static str = "Show disk use; remove unused containers and images";
     const DETAILS: &'static str = "`system df` counts each byte once: `quire du` shows what each image takes, and what \
         images share. `system prune` removes all containers that do not run, and then frees unused data as `quire gc` \
-        does. An image without a name is unused unless a container needs it. `quire system info` is `quire info`, \
+        does. `--volumes` also removes the volumes that no container uses, with their files. An image without a name \
+        is unused unless a container needs it. `quire system info` is `quire info`, \
         `quire container prune` removes only containers, and `quire image prune` only images.";
     const EXAMPLES: &'static str = "quire system df\n  quire system prune --force\n  quire system prune --all --force --filter until=7d";
 
@@ -85,25 +89,29 @@ fn until(text: &str) -> Result<i64, String> {
 
 impl System {
     fn check_df(&self) -> anyhow::Result<()> {
-        if self.all || self.force || self.filter.is_some() || self.only.is_some() {
-            let text = "--all, --force and --filter are for `system prune`";
+        let has_prune = self.all || self.force || self.volumes || self.filter.is_some();
+        if has_prune || self.only.is_some() {
+            let text = "--all, --force, --volumes and --filter are for `system prune`";
             return Err(UsageError(text.to_owned()).into());
         }
         Ok(())
     }
 }
 
+/// Podman's name for volumes.
+const VOLUMES: &str = "Local Volumes";
+
 /// Report of `system df --json` on a kind of data.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct DfReport {
-    /// `Images` or `Containers`.
+    /// `Images`, `Containers` or `Local Volumes`.
     #[serde(rename = "type")]
     kind: &'static str,
-    /// Number of images or containers.
+    /// Number of images, containers or volumes.
     total: usize,
-    /// Number of images that containers use, or of running containers.
+    /// Number of images or volumes that containers use, or of running containers.
     active: usize,
     /// Disk space.
     size: Bytes,
@@ -135,8 +143,8 @@ fn df(context: &Context, args: &System) -> anyhow::Result<Answer> {
 }
 
 impl DfReport {
-    fn empty() -> [Self; 2] {
-        ["Images", "Containers"].map(|kind| {
+    fn empty() -> [Self; 3] {
+        ["Images", "Containers", VOLUMES].map(|kind| {
             let (size, reclaimable) = (Bytes(0), Bytes(0));
             Self { kind, total: 0, active: 0, size, reclaimable }
         })
@@ -165,7 +173,28 @@ impl DfReport {
             size: Bytes(containers.iter().map(written).sum()),
             reclaimable: Bytes(containers.iter().filter(|it| !is_running(it)).map(written).sum()),
         };
-        Ok(vec![images, containers])
+        Ok(vec![images, containers, Self::of_volumes(store)?])
+    }
+
+    fn of_volumes(store: &Store) -> anyhow::Result<Self> {
+        // If a container is damaged, each volume counts as used.
+        let used = match store.used_volumes() {
+            Err(VolumeError::UnknownUser(_)) => None,
+            used => Some(used?),
+        };
+        let (kind, mut active) = (VOLUMES, 0);
+        let (mut size, mut reclaimable) = (0_u64, 0_u64);
+        let all = store.volumes.all()?;
+        for (name, _) in &all {
+            let bytes = store.volumes.disk_bytes(name)?;
+            size = size.saturating_add(bytes);
+            match used.as_ref().is_none_or(|it| it.contains_key(name)) {
+                true => active += 1,
+                false => reclaimable = reclaimable.saturating_add(bytes),
+            }
+        }
+        let (total, size, reclaimable) = (all.len(), Bytes(size), Bytes(reclaimable));
+        Ok(Self { kind, total, active, size, reclaimable })
     }
 
     /// Formats the reclaimable part for people, with its percentage, as Docker does.
@@ -203,7 +232,8 @@ fn images_of(containers: &[KnownContainer]) -> BTreeSet<ImageId> {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Doomed {
     containers: Vec<String>,
-    names: Vec<RefName>,
+    /// Names that no container uses, and their images at that time.
+    names: Vec<(RefName, Reference)>,
 }
 
 impl Doomed {
@@ -222,9 +252,8 @@ impl Doomed {
         if args.all && args.only != Some(PrunedKind::Containers) {
             let in_use = images_of(&rest);
             let (refs, _) = store.refs.readable()?;
-            let is_unused =
-                |it: &store::Reference| !in_use.contains(&it.image) && it.created.0 <= before;
-            names = refs.into_iter().filter(|it| is_unused(&it.1)).map(|it| it.0).collect();
+            let is_unused = |it: &Reference| !in_use.contains(&it.image) && it.created.0 <= before;
+            names = refs.into_iter().filter(|it| is_unused(&it.1)).collect();
         }
         let mut containers: Vec<_> = doomed.into_iter().map(|it| it.id).collect();
         containers.sort_unstable();
@@ -240,6 +269,10 @@ fn prune(context: &Context, args: &System) -> anyhow::Result<Answer> {
     if args.format.is_some() {
         return Err(UsageError("--format is for `system df`".to_owned()).into());
     }
+    if args.volumes && args.only.is_some() {
+        let text = "--volumes is for `system prune`: `quire volume prune` removes only volumes";
+        return Err(UsageError(text.to_owned()).into());
+    }
     if !args.force && !is_confirmed(args)? {
         return Ok(Answer::Yes);
     }
@@ -249,6 +282,9 @@ fn prune(context: &Context, args: &System) -> anyhow::Result<Answer> {
     let before = now().0.saturating_sub(args.filter.unwrap_or(0));
     let doomed = Doomed::find(&store, args, before)?;
     remove(context, &store, &doomed)?;
+    if args.volumes {
+        remove_volumes(context, &store, before)?;
+    }
     if args.only == Some(PrunedKind::Containers) {
         return Ok(Answer::Yes);
     }
@@ -285,17 +321,41 @@ fn remove(context: &Context, store: &Store, doomed: &Doomed) -> anyhow::Result<(
         clear_unneeded(store);
     }
     let mut is_first = true;
-    for name in &doomed.names {
-        match store.remove_ref(name) {
-            Err(RefError::Absent(_)) => continue,
-            removed => {
-                removed?;
-            }
+    for (name, reference) in &doomed.names {
+        // Another command has removed the name, or has given it to another image.
+        if !store.remove_ref_if(name, reference)? {
+            continue;
         }
         if std::mem::take(&mut is_first) {
             report::line("Deleted Images")?;
         }
         report::line(name.as_str())?;
+    }
+    Ok(())
+}
+
+/// Removes the volumes that no container uses. `before` is the latest time of their creation, in seconds since 1970.
+fn remove_volumes(context: &Context, store: &Store, before: i64) -> anyhow::Result<()> {
+    let mut is_first = true;
+    for (name, record) in store.volumes.all()? {
+        // A volume with a damaged record may be needed: `fsck --repair` makes a new record.
+        if record.map_or(true, |it| it.created.0 > before) {
+            continue;
+        }
+        match store.remove_volume(&name) {
+            Ok(()) => {}
+            // Another command has removed it, or a container uses it.
+            Err(VolumeError::Absent(_) | VolumeError::InUse { .. }) => continue,
+            Err(error @ VolumeError::UnknownUser(_)) => {
+                context.remark(&format!("all volumes stay: {error}"));
+                return Ok(());
+            }
+            Err(error) => return Err(error.into()),
+        }
+        if std::mem::take(&mut is_first) {
+            report::line("Deleted Volumes")?;
+        }
+        report::line(&name)?;
     }
     Ok(())
 }
@@ -307,9 +367,11 @@ fn is_confirmed(args: &System) -> anyhow::Result<bool> {
         true => "all images that no container uses",
         false => "all data that no image needs",
     };
+    let volumes = "all files of volumes that no container uses";
     let what: &[&str] = match args.only {
         Some(PrunedKind::Containers) => &[containers],
         Some(PrunedKind::Images) => &[images],
+        None if args.volumes => &[containers, volumes, images],
         None => &[containers, images],
     };
     report::error_line(&format!("WARNING: this removes {}", what.join(" and ")));

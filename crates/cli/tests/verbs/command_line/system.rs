@@ -1,7 +1,8 @@
 //! `info`, `version`, `system`, and commands in groups.
 
+use std::fs;
 use std::io::Write as _;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
@@ -39,7 +40,9 @@ fn info_and_version_have_podmans_fields() {
 fn without_a_store_nothing_takes_space_and_nothing_is_removed() {
     let place = Place::new();
     let rows: Value = serde_json::from_str(&place.out("system df --json")).unwrap();
-    for (row, kind) in rows.as_array().unwrap().iter().zip(["Images", "Containers"]) {
+    for (row, kind) in
+        rows.as_array().unwrap().iter().zip(["Images", "Containers", "Local Volumes"])
+    {
         assert_eq!((&row["type"], &row["size"]), (&kind.into(), &0.into()));
     }
     assert_eq!(place.out("system prune --force"), "");
@@ -66,7 +69,7 @@ fn prune_removes_what_does_not_run_and_no_name_holds() {
     assert_eq!(counts(&rows[1]), (Some(3), Some(1)));
     let table = place.out("system df");
     assert!(table.starts_with("TYPE") && table.contains("Containers"), "{table}");
-    assert_eq!(place.out("system df --format {{.Type}}"), "Images\nContainers\n");
+    assert_eq!(place.out("system df --format {{.Type}}"), "Images\nContainers\nLocal Volumes\n");
     let is_there = |name: &str| ps(&place, name).is_some();
     let asked = |answer: &str| {
         let mut command = place.command(&["system", "prune"]);
@@ -97,6 +100,118 @@ fn prune_removes_what_does_not_run_and_no_name_holds() {
     let pruned = place.out("image prune --all --force");
     assert!(pruned.starts_with("Deleted Images\na:latest\nother:latest\n"), "{pruned}");
     assert_eq!(place.out("images -q"), "");
+}
+
+#[test]
+fn volumes_are_counted_and_pruned() {
+    let Some(place) = place() else { return };
+    let _guards = ["web", "rests"].map(|it| Rm(&place, it));
+    place.out("volume create unused");
+    fs::write(place.path("store/volumes/unused/data/file"), [7; 100_000]).unwrap();
+    start(&place, &["--name", "web", "-v", "used:/data"], "sleep 1000");
+    start(&place, &["--name", "rests", "-v", "rests:/data"], "true");
+    place.out("wait rests");
+    // The format `json` gives podman's fields, and --json those of Quire.
+    let formatted: Value = serde_json::from_str(&place.out("system df --format json")).unwrap();
+    let own: Value = serde_json::from_str(&place.out("system df --json")).unwrap();
+    for at in 0..3 {
+        let (row, other) = (&formatted[at], &own[at]);
+        assert_eq!(row["Type"], other["type"]);
+        assert_eq!((&row["Total"], &row["Active"]), (&other["total"], &other["active"]));
+        assert_eq!((&row["TotalCount"], &row["RawSize"]), (&other["total"], &other["size"]));
+        assert_eq!(row["RawReclaimable"], other["reclaimable"]);
+        assert!(row["Size"].is_string() && row["Reclaimable"].is_string(), "{row}");
+    }
+    assert_eq!(formatted.as_array().unwrap().len(), 3);
+    let row = &own[2];
+    assert_eq!(row["type"], "Local Volumes");
+    assert_eq!((row["total"].as_u64(), row["active"].as_u64()), (Some(3), Some(2)));
+    assert!(row["reclaimable"].as_u64().unwrap() >= 100_000, "{row}");
+    assert!(row["size"].as_u64() >= row["reclaimable"].as_u64(), "{row}");
+    let names = || place.out("volume ls -q");
+    for line in ["image prune --volumes -f", "container prune --volumes -f", "system df --volumes"]
+    {
+        assert_eq!(place.run(line).code, Some(2), "{line}");
+    }
+    place.out("system prune --force --volumes --filter until=1h");
+    assert_eq!(names(), "rests\nunused\nused\n");
+    // The container that does not run is removed first.
+    let pruned = place.out("system prune --force --volumes");
+    let expect = "Deleted Containers\nrests\nDeleted Volumes\nrests\nunused\n";
+    assert!(pruned.starts_with(expect), "{pruned}");
+    assert_eq!(names(), "used\n");
+}
+
+#[test]
+fn volumes_that_do_not_exist_have_an_exit_code() {
+    let place = Place::new();
+    let check = || {
+        for line in ["volume rm none", "volume inspect none", "volume inspect --format x none"] {
+            let ran = place.run(line);
+            assert_eq!((ran.code, &*ran.out), (Some(1), ""), "{line}: {}", ran.err);
+            let expect = "no volume with name \"none\" found: no such volume";
+            assert!(ran.err.contains(expect), "{line}: {}", ran.err);
+        }
+        for line in ["volume rm --force none", "volume rm --all", "volume prune --force"] {
+            assert_eq!(place.out(line), "", "{line}");
+        }
+    };
+    // Also without a store.
+    check();
+    place.out("volume create one");
+    check_other(&place);
+    place.out("volume rm one");
+    check();
+}
+
+/// Names are looked up before any volume is removed.
+fn check_other(place: &Place) {
+    assert_eq!(place.run("volume rm one none").code, Some(1));
+    assert_eq!(place.out("volume ls -q"), "one\n");
+    let report: Value =
+        serde_json::from_str(place.run("--json volume inspect none").err.lines().last().unwrap())
+            .unwrap();
+    assert_eq!((&report["kind"], &report["exitCode"]), (&"absent".into(), &1.into()));
+}
+
+/// Labels may come from an image. Programs get them as they are, and a terminal shows no invisible characters.
+#[test]
+fn labels_do_not_steer_a_terminal_or_forge_rows() {
+    let place = Place::new();
+    let label = "a=x\nforged\trow\u{9b}2J\u{202e}";
+    let ran = place.run_each(&["volume", "create", "--label", label, "one"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let inspected: Value = serde_json::from_str(&place.out("volume inspect one")).unwrap();
+    assert_eq!(format!("a={}", inspected[0]["Labels"]["a"].as_str().unwrap()), label);
+    assert!(place.out("volume inspect one").contains('\u{9b}'));
+    let list = |format: &str| {
+        let ran = place.run_each(&["volume", "ls", "--format", format]);
+        assert_eq!(ran.code, Some(0), "{format}: {}", ran.err);
+        ran.out
+    };
+    let escaped = "map[a:x\\nforged\\trow\\u{9b}2J\u{202e}]\n";
+    assert_eq!(list("{{.Labels}}"), escaped);
+    assert_eq!(list("table {{.Labels}}"), format!("LABELS\n{escaped}"));
+    assert_eq!(list("{{.Name}}\\t{{.Driver}}"), "one\tlocal\n");
+    assert_eq!(serde_json::from_str::<Value>(&list("{{json .Labels}}")).unwrap(), {
+        inspected[0]["Labels"].clone()
+    });
+    if !testing::programs(&["script"]) {
+        return;
+    }
+    // This terminal has no size.
+    for line in ["volume inspect one", "volume ls --json", "volume ls --format {{.Labels}}"] {
+        let line = format!(
+            "'{}' --store '{}' {line}",
+            env!("CARGO_BIN_EXE_quire"),
+            place.path("store").display()
+        );
+        let mut script = Command::new("script");
+        script.args(["-q", "-e", "-c", &line, "/dev/null"]).stdin(Stdio::null());
+        let ran = Ran::from_output(&script.output().unwrap());
+        assert!(ran.out.contains("forged"), "{line}: {}", ran.out);
+        assert!(!ran.out.contains(['\u{9b}', '\u{202e}']), "{line}: {}", ran.out);
+    }
 }
 
 #[test]

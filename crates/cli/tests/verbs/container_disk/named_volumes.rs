@@ -277,7 +277,8 @@ fn volumes_are_described_counted_and_checked() {
     assert_eq!(place.out("volume ls -q --filter label=a=b --filter dangling=true"), "one\n");
     assert_eq!(place.out("volume ls -q --filter dangling=false"), "");
     let ran = place.run("volume rm one two");
-    assert!(ran.code == Some(2) && ran.err.contains("there is no volume \"two\""), "{}", ran.err);
+    assert_eq!(ran.code, Some(1), "{}", ran.err);
+    assert!(ran.err.contains("no volume with name \"two\" found: no such volume"), "{}", ran.err);
     let used: Value = serde_json::from_str(&place.out("du --json")).unwrap();
     assert!(used["volumes"].as_u64().unwrap() > 0, "{used}");
     place.out("fsck");
@@ -331,4 +332,57 @@ fn volumes_of_pruned_containers_stay() {
     begin("four");
     place.out("rm --volumes four");
     assert_eq!(files(), 3);
+    // Also of a running container, which its monitor removes.
+    start(&place, &["--name", "five", "-v", "/own"], "echo kept > /own/new; sleep 60");
+    wait_for("the file", || files() == 4);
+    place.out("rm --force five");
+    wait_for("the removal", || !place.path("store/containers/five").exists());
+    place.out("gc");
+    assert_eq!(files(), 4);
+}
+
+/// A container that is not made, or does not start, leaves no volumes of its own.
+#[test]
+fn failed_starts_leave_no_volumes() {
+    let Some(place) = with_volume() else { return };
+    let _guard = Rm(&place, "taken");
+    start(&place, &["--name", "taken"], "sleep 60");
+    for line in [
+        // The name is taken, which is found after the volumes are made.
+        "run --quiet --name taken v true",
+        "run --quiet -d --name taken v true",
+        "run --quiet -v /own -v named:/n --init --init-path /no/such a true",
+        "create --quiet --name taken v true",
+        // The runtime does not find the program.
+        "run --quiet v /no/such",
+        "run --quiet -d --name kept v /no/such",
+        "run --quiet -d --name kept -v /own a /no/such",
+    ] {
+        let ran = place.run(line);
+        assert!(ran.code.is_some_and(|it| it >= 125), "{line}: {:?} {}", ran.code, ran.err);
+        wait_for("the end", || names(&place).iter().all(|it| it == "named"));
+        assert_eq!(ps(&place, "kept"), None, "{line}");
+    }
+    assert_eq!(names(&place), ["named"]);
+}
+
+/// `--replace` keeps the volumes of the container that it removes, and needs them for the new one.
+#[test]
+fn a_container_with_volumes_is_replaced() {
+    let Some(place) = with_volume() else { return };
+    let _guard = Rm(&place, "c");
+    for text in ["one", "two"] {
+        let line = format!("cat /shared/file; echo {text} > /shared/file; sleep 60");
+        let options = ["--replace", "--name", "c", "-v", "shared:/shared"];
+        let run = ["run", "--quiet", "-d", "-u", "0"];
+        let ran = place.run_each(&[&run, &options[..], &["v", "--", "sh", "-c", &line]].concat());
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        let file = place.path("store/volumes/shared/data/file");
+        wait_for("the file", || {
+            fs::read_to_string(&file).is_ok_and(|it| it == format!("{text}\n"))
+        });
+    }
+    assert_eq!(place.out("logs c"), "one\n");
+    // The volumes of the first container stay, as with `rm`.
+    assert_eq!(names(&place).len(), 5);
 }

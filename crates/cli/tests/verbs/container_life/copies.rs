@@ -1,10 +1,17 @@
 //! `cp`. Needs root.
 
 use std::fs::{self, File};
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use image::tar::Kind;
+use image::tar::write::{Member, Writer};
+use image::tree::Metadata;
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::container_life::containers::{Rm, ps, start};
 use crate::container_life::runs::place;
@@ -260,4 +267,146 @@ fn mounted_files_and_other_containers_are_sources_and_destinations() {
     for file in ["copied", "again", "third"] {
         assert_eq!(place.out(&format!("exec two -- cat /tmp/{file}")), "192.0.2.1 example\n");
     }
+}
+
+/// Returns whether a file of this name is below a directory.
+fn is_below(directory: &Path, name: &str) -> bool {
+    let Ok(entries) = fs::read_dir(directory) else { return false };
+    entries.flatten().any(|entry| {
+        let is_directory = entry.file_type().is_ok_and(|it| it.is_dir());
+        entry.file_name() == name || is_directory && is_below(&entry.path(), name)
+    })
+}
+
+/// Waits until `is_so` returns true.
+fn await_that(what: &str, is_so: impl Fn() -> bool) {
+    let since = Instant::now();
+    while !is_so() {
+        assert!(since.elapsed().as_secs() < 60, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Ends a command by a signal, and returns its exit code and what it printed as errors.
+fn interrupt(mut child: Child, signal: Signal) -> Ran {
+    kill_process(Pid::from_child(&child), signal).unwrap();
+    await_that("the interrupted copy has ended", {
+        let pid = child.id();
+        // The process is not reaped before `wait`.
+        move || {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            stat.rsplit(')').next().is_some_and(|it| it.trim_start().starts_with('Z'))
+        }
+    });
+    let mut err = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    Ran { code: child.wait().unwrap().code(), out: String::new(), err }
+}
+
+/// A copy whose other end gives no data, or takes none, ends when it is interrupted, and the container can be started
+/// again.
+#[test]
+fn interrupted_copies_leave_a_container_that_starts() {
+    let Some(place) = place() else { return };
+    let _guard = Rm(&place, "web");
+    start(&place, &["--name", "web", "--writable", "dir"], "sleep 1000");
+    write(&place.path("large"), &[b'x'; 1 << 20], 0o644);
+    place.out("cp large web:/tmp");
+    place.out("stop --time 0 web");
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
+        let name = format!("first-{}", signal.as_raw());
+        let mut tar = Writer::new(Vec::new());
+        let (path, metadata) = (name.as_bytes(), Metadata::IMPLICIT);
+        let member = Member { path, kind: Kind::Regular, metadata, size: 5, xattrs: &[] };
+        tar.member(&member).unwrap();
+        tar.content(b"first").unwrap();
+        // The tar begins like this, and does not end.
+        let tar = tar.finish().unwrap();
+        let mut copying = place.command(&["cp", "-", "web:/tmp"]);
+        copying.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut copying = copying.spawn().unwrap();
+        let mut input = copying.stdin.take().unwrap();
+        input.write_all(&tar[..1024]).unwrap();
+        await_that("the first file is copied", || is_below(&place.path("store/containers"), &name));
+        let ran = interrupt(copying, signal);
+        assert_eq!(ran.code, Some(2), "{signal:?}: {}", ran.err);
+        assert!(ran.err.contains("interrupted"), "{}", ran.err);
+        drop(input);
+
+        let mut copying = place.command(&["cp", "web:/tmp/large", "-"]);
+        let (mut output, writer) = std::io::pipe().unwrap();
+        copying.stdout(writer).stderr(Stdio::piped());
+        let copying_child = copying.spawn().unwrap();
+        drop(copying);
+        // The copy has begun, and the rest does not fit into the pipe.
+        output.read_exact(&mut [0; 512]).unwrap();
+        let ran = interrupt(copying_child, signal);
+        assert_eq!(ran.code, Some(2), "{signal:?}: {}", ran.err);
+
+        place.out("start web");
+        assert_eq!(place.out(&format!("exec web -- cat /tmp/{name}")), "first");
+        place.out("stop --time 0 web");
+    }
+}
+
+/// Each command locks both containers.
+#[test]
+fn copies_in_opposite_directions_do_not_wait_for_each_other() {
+    let Some(place) = place() else { return };
+    let _guards = ["one", "two"].map(|it| Rm(&place, it));
+    for name in ["one", "two"] {
+        start(&place, &["--name", name], "sleep 1000");
+        place.out(&format!("stop --time 0 {name}"));
+    }
+    let finished = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for (from, to) in [("one", "two"), ("two", "one")] {
+            let (place, finished) = (&place, &finished);
+            scope.spawn(move || {
+                for _ in 0..15 {
+                    let line = format!("cp {from}:/etc/short {to}:/tmp/from-{from}");
+                    let mut copying = place.command(&line.split(' ').collect::<Vec<_>>());
+                    let mut copying = copying.spawn().unwrap();
+                    let since = Instant::now();
+                    let status = loop {
+                        if let Some(status) = copying.try_wait().unwrap() {
+                            break status;
+                        }
+                        if since.elapsed().as_secs() > 60 {
+                            copying.kill().unwrap();
+                            copying.wait().unwrap();
+                            panic!("the copies wait for each other");
+                        }
+                        std::thread::sleep(Duration::from_millis(5));
+                    };
+                    assert!(status.success());
+                    finished.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    assert_eq!(finished.load(Ordering::Relaxed), 30);
+}
+
+/// A mount of a container at rest is found although the paths differ.
+#[test]
+fn mounts_at_rest_are_found_by_other_paths() {
+    let Some(place) = place() else { return };
+    fs::create_dir(place.path("data")).unwrap();
+    write(&place.path("file"), b"text\n", 0o644);
+    let _guard = Rm(&place, "web");
+    start(&place, &["--name", "web", "-v", "./data:/etc/deep"], "sleep 1000");
+    fs::create_dir(place.path("links")).unwrap();
+    symlink("/etc", place.path("links/link")).unwrap();
+    place.out("cp links/. web:/tmp");
+    place.out("stop --time 0 web");
+    for path in ["/etc/deep/x", "//tmp/../etc/deep", "/tmp/link/deep/x", "/tmp/link/deep"] {
+        let ran = place.run(&format!("cp file web:{path}"));
+        assert_eq!(ran.code, Some(2), "{path}: {}", ran.out);
+        assert!(ran.err.contains("is in the mount /etc/deep"), "{path}: {}", ran.err);
+    }
+    // Here, `..` leads from /etc to the root.
+    place.out("cp file web:/tmp/link/../new");
+    place.out("start web");
+    assert_eq!(place.out("exec web -- cat /new"), "text\n");
 }

@@ -108,6 +108,38 @@ fn a_container_replaces_another_of_its_name() {
     assert!(ran.code == Some(125) && ran.err.contains("already exists"), "{}", ran.err);
 }
 
+/// The old container runs until everything else of the new one is there.
+#[test]
+fn a_container_that_cannot_be_made_replaces_none() {
+    let Some(place) = place() else { return };
+    let _guard = Rm(&place, "c");
+    fs::create_dir(place.path("changes")).unwrap();
+    start(&place, &["--name", "c", "--writable", "dir=changes"], "sleep 60");
+    let first = ps(&place, "c").unwrap()["pid"].clone();
+    for options in [
+        "absent-image true",
+        "-v /no/such:/x a true",
+        "-u no-such-user a true",
+        "--init-path /no/such --init a true",
+        "--env-file no-such a true",
+        "--network container:no-such a true",
+        "--device /no/such a true",
+        "--memory 1 a true",
+    ] {
+        for verb in ["run --quiet -d", "create --quiet"] {
+            let ran = place.run(&format!("{verb} --replace --name c {options}"));
+            let container = ps(&place, "c").unwrap_or_default();
+            if ran.code == Some(0) {
+                panic!("{verb} {options}: {}", ran.out);
+            }
+            assert_eq!(container["pid"], first, "{verb} {options}: {}", ran.err);
+        }
+    }
+    // The directory of the old container is free for the new one.
+    start(&place, &["--replace", "--name", "c", "--writable", "dir=changes"], "sleep 60");
+    assert_ne!(ps(&place, "c").unwrap()["pid"], first);
+}
+
 /// `-dit` keeps a shell alive, whose output goes to the log.
 #[test]
 fn a_container_in_the_background_has_a_terminal() {

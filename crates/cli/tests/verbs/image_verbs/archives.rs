@@ -114,6 +114,123 @@ fn archives_of_others_are_read() {
     assert!(ran.code == Some(2) && ran.err.contains("absent.tar"), "{}", ran.err);
 }
 
+/// Reads the index of the layout `layout`, lets `change` change its entries, and writes it again.
+fn change_index(place: &Place, change: impl FnOnce(&mut Vec<Value>)) {
+    let path = place.path("layout/index.json");
+    let mut index: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    change(index["manifests"].as_array_mut().unwrap());
+    fs::write(&path, index.to_string()).unwrap();
+}
+
+#[test]
+fn images_without_a_name_do_not_replace_each_other() {
+    let place = Place::new();
+    images(&place);
+    place.out("save --format oci-dir -o layout one two");
+    let check = |code, said: &str| {
+        let (to, ran) = load(&place, &["-i", "layout"], None);
+        assert_eq!(ran.code, Some(code), "{}{}", ran.out, ran.err);
+        let printed = format!("{}{}", ran.out, ran.err);
+        assert!(printed.contains(said), "{said}: {printed}");
+        to
+    };
+    let name = "org.opencontainers.image.ref.name";
+    // Two names that mean the same.
+    change_index(&place, |entries| {
+        entries[0]["annotations"][name] = "layout:latest".into();
+        entries[1]["annotations"][name] = "latest".into();
+    });
+    let to = check(2, "two images of the archive would get the name layout:latest");
+    assert_eq!(ids(&to).len(), 0);
+    // One without a name gets the name of the file.
+    change_index(&place, |entries| {
+        entries[1].as_object_mut().unwrap().remove("annotations");
+        entries[0]["annotations"][name] = "other:1".into();
+    });
+    let to = check(0, "Loaded image: layout:latest");
+    let mut names: Vec<_> = ids(&to).into_iter().map(|it| it.0).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["layout:latest", "other:1"]);
+    change_index(&place, |entries| drop(entries[0].as_object_mut().unwrap().remove("annotations")));
+    let to = check(2, "2 images have no name");
+    assert_eq!(ids(&to).len(), 0);
+    // These are one image, for two processors.
+    change_index(&place, |entries| {
+        for (entry, processor) in entries.iter_mut().zip([host_processor(), "s390x"]) {
+            entry["platform"] = serde_json::json!({ "os": "linux", "architecture": processor });
+        }
+    });
+    let to = check(0, "Loaded image: layout:latest");
+    assert_eq!(ids(&to).len(), 1);
+}
+
+/// Returns Go's name of this processor.
+fn host_processor() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
+#[test]
+fn links_of_a_layout_lead_to_no_other_files() {
+    let place = Place::new();
+    images(&place);
+    place.out("save --format oci-dir -o layout one");
+    for (file, outside) in [("index.json", "index"), ("oci-layout", "marker")] {
+        let (path, outside) = (place.path(&format!("layout/{file}")), place.path(outside));
+        fs::rename(&path, &outside).unwrap();
+        symlink(&outside, &path).unwrap();
+        let (_, ran) = load(&place, &["-i", "layout"], None);
+        assert_eq!(ran.code, Some(2), "{file}: {}", ran.out);
+        assert!(ran.err.contains("leads out of the directory"), "{file}: {}", ran.err);
+        fs::remove_file(&path).unwrap();
+        fs::rename(&outside, &path).unwrap();
+    }
+    let blobs = place.path("layout/blobs/sha256");
+    for blob in fs::read_dir(&blobs).unwrap().map(|it| it.unwrap().path()) {
+        let outside = place.path("blob");
+        fs::rename(&blob, &outside).unwrap();
+        symlink(&outside, &blob).unwrap();
+        let (_, ran) = load(&place, &["-i", "layout"], None);
+        assert_eq!(ran.code, Some(2), "{}: {}", blob.display(), ran.out);
+        assert!(ran.err.contains("leads out of the directory"), "{}", ran.err);
+        fs::remove_file(&blob).unwrap();
+        fs::rename(&outside, &blob).unwrap();
+    }
+    // A link that stays inside is followed.
+    fs::rename(place.path("layout/index.json"), place.path("layout/real.json")).unwrap();
+    symlink("real.json", place.path("layout/index.json")).unwrap();
+    let (_, ran) = load(&place, &["-i", "layout"], None);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+}
+
+#[test]
+fn temporary_files_are_in_the_store() {
+    let place = Place::new();
+    images(&place);
+    let run = |arguments: &[&str]| {
+        let mut command = place.command(arguments);
+        command.env("TMPDIR", "/dev/null/absent").current_dir(place.folder.path());
+        let ran = Ran::from_output(&command.output().unwrap());
+        assert_eq!(ran.code, Some(0), "{arguments:?}: {}", ran.err);
+    };
+    run(&["save", "--format", "oci-archive", "-o", "oci.tar", "one", "two"]);
+    run(&["save", "--format", "oci-archive", "--compress", "-o", "small.tar", "one"]);
+    run(&["export", "one", "docker-archive:docker.tar"]);
+    let file = File::create(place.path("docker.tar.gz")).unwrap();
+    let mut gzip = flate2::write::GzEncoder::new(file, flate2::Compression::fast());
+    gzip.write_all(&fs::read(place.path("docker.tar")).unwrap()).unwrap();
+    gzip.finish().unwrap();
+    for archive in ["oci.tar", "small.tar", "docker.tar.gz"] {
+        run(&["load", "-i", archive]);
+    }
+    let left = fs::read_dir(place.path("store/tmp")).unwrap();
+    let left: Vec<_> = left.map(|it| it.unwrap().file_name()).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
 #[test]
 fn images_without_layers_cannot_be_saved() {
     let place = Place::new();

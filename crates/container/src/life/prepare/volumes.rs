@@ -50,7 +50,7 @@ pub(crate) struct HeldVolumes {
     pub(crate) names: Vec<String>,
     /// Volumes that the runtime finds at other paths.
     staged: Vec<StagedVolume>,
-    _lock: Option<VolumeLock>,
+    pub(crate) lock: Option<VolumeLock>,
 }
 
 /// A volume that the runtime could not reach by its path, because it prepares the container as an unprivileged user.
@@ -91,6 +91,16 @@ pub(crate) struct VolumeUser<'a> {
     pub(crate) is_asked_to_end: &'a dyn Fn() -> bool,
 }
 
+/// A volume that does not exist yet.
+struct NewVolume<'a> {
+    name: &'a str,
+    draft: VolumeDraft,
+    files: VolumeFiles,
+    is_anonymous: bool,
+    /// Whether its files get the program's owner.
+    chown: bool,
+}
+
 /// Directories whose files belong to the host. Source: podman, `containers/common/pkg/chown`.
 const OF_HOST: [&str; 23] = [
     "/", "/bin", "/boot", "/dev", "/etc", "/etc/pki", "/home", "/lib", "/lib64", "/media", "/opt",
@@ -104,6 +114,9 @@ const MODE: u32 = 0o755;
 impl VolumeUser<'_> {
     /// Replaces the volumes of the store by directories at paths where the runtime finds them. Files of volumes with
     /// the option `U` get the program's owner.
+    ///
+    /// Everything that takes long happens before the lock of volumes is taken, because each end of a container with
+    /// volumes waits for that lock.
     pub(crate) fn prepare(
         &self,
         volumes: &mut [Volume],
@@ -111,23 +124,35 @@ impl VolumeUser<'_> {
     ) -> Result<HeldVolumes, VolumesError> {
         let mut drafts = Vec::new();
         let mut names = Vec::new();
-        for volume in volumes.iter() {
+        for (at, volume) in volumes.iter().enumerate() {
             let (name, is_anonymous) = match &volume.source {
                 MountSource::Named(name) => (name, false),
                 MountSource::Anonymous(Some(name)) => (name, true),
+                MountSource::Host(path) if volume.chown => {
+                    self.own_path(Path::new(path))?;
+                    continue;
+                }
                 _ => continue,
             };
             names.push(name.clone());
             let record = match self.store.volumes.get(name)? {
-                Some(record) if !record.fresh => continue,
+                Some(record) if !record.fresh => {
+                    self.own_volume(volume, name)?;
+                    continue;
+                }
                 None if !self.is_new => return Err(VolumeError::Absent(name.clone()).into()),
                 record => record,
             };
-            let (draft, files) = self.draft(&volume.destination, name)?;
-            match record {
-                Some(_) => self.store.fill_volume(&draft, name, files)?,
-                None => drafts.push((name.clone(), draft, files, is_anonymous)),
+            let (draft, files) = self.draft(volumes, at, name)?;
+            if record.is_some() {
+                self.store.fill_volume(&draft, name, files)?;
+                self.own_volume(volume, name)?;
+                continue;
             }
+            if volume.chown {
+                self.own(&draft.data()?, Path::new(name))?;
+            }
+            drafts.push(NewVolume { name, draft, files, is_anonymous, chown: volume.chown });
         }
         names.sort_unstable();
         names.dedup();
@@ -135,36 +160,33 @@ impl VolumeUser<'_> {
             true => None,
             false => Some(self.store.hold_volumes()?),
         };
-        for (name, draft, files, anonymous) in drafts {
+        for NewVolume { name, draft, files, is_anonymous: anonymous, chown } in drafts {
             // A command that removes the container without its volumes changes this. If the container is never made,
-            // `gc` removes the volume.
+            // the volume is removed.
             let ends_with_container = anonymous;
             let record =
                 VolumeRecord { anonymous, ends_with_container, ..VolumeRecord::new(self.now) };
             // A container that is not kept does not survive a crash.
             let files = if anonymous && !self.keep { VolumeFiles::Unsynced } else { files };
             let Some(lock) = &lock else { break };
-            match self.store.publish_volume(lock, draft, &name, &record, files) {
-                // Another container has made it.
+            match self.store.publish_volume(lock, draft, name, &record, files) {
+                // Another container has made it in the meantime, or it is mounted twice.
+                Err(VolumeError::Exists(_)) if chown => {
+                    let (directory, path) = lock.data(name)?;
+                    self.own(&directory, &path)?;
+                }
                 Err(VolumeError::Exists(_)) => {}
                 published => published?,
             }
         }
         let mut staged = Vec::new();
         for volume in volumes {
-            let name = match &volume.source {
-                MountSource::Named(name) | MountSource::Anonymous(Some(name)) => name,
-                MountSource::Host(path) if volume.chown => {
-                    self.own_path(Path::new(path))?;
-                    continue;
-                }
-                _ => continue,
+            let (MountSource::Named(name) | MountSource::Anonymous(Some(name))) = &volume.source
+            else {
+                continue;
             };
             let Some(lock) = &lock else { break };
             let (directory, path) = lock.data(name)?;
-            if volume.chown {
-                self.own(&directory, &path)?;
-            }
             let path = text(path)?;
             if self.is_mapped {
                 let mount = kernel::mount::bind(directory.as_fd(), Reach::One)?;
@@ -173,15 +195,45 @@ impl VolumeUser<'_> {
             }
             volume.source = MountSource::Directory(path);
         }
-        Ok(HeldVolumes { names, staged, _lock: lock })
+        Ok(HeldVolumes { names, staged, lock })
+    }
+
+    /// Gives the files of an existing volume with the option `U` the program's owner.
+    fn own_volume(&self, volume: &Volume, name: &str) -> Result<(), VolumesError> {
+        if !volume.chown {
+            return Ok(());
+        }
+        let path = self.store.volumes.path(name);
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        match rustix::fs::open(&path, flags, Mode::empty()) {
+            Ok(directory) => self.own(&directory, &path),
+            // It was removed just now, which is found under the lock.
+            Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(OperationError::at("open", &path)(errno).into()),
+        }
+    }
+
+    /// Opens the directories of the image over which other volumes are mounted. Their files are not copied into a
+    /// volume above them: the container does not see these copies, and each further volume of a hostile image below
+    /// others would add one more.
+    fn covered(&self, volumes: &[Volume], at: usize) -> Vec<OwnedFd> {
+        let others = volumes.iter().enumerate().filter(|(other, _)| *other != at);
+        let open = |it: &Volume| {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+            kernel::files::open_resolved(self.root, &it.destination, flags, resolve).ok()
+        };
+        others.filter_map(|(_, it)| open(it)).collect()
     }
 
     /// Makes the files of a new volume: those of the image at its destination.
     fn draft(
         &self,
-        destination: &str,
+        volumes: &[Volume],
+        at: usize,
         name: &str,
     ) -> Result<(VolumeDraft, VolumeFiles), VolumesError> {
+        let destination = volumes.get(at).map_or("", |it| &it.destination);
         let draft = self.store.volumes.draft()?;
         let data = draft.data()?;
         let failed = OperationError::of("make volume", name);
@@ -204,7 +256,8 @@ impl VolumeUser<'_> {
             name: name.to_owned(),
             source,
         };
-        let copied = copy(&source, &data, self.is_asked_to_end).map_err(copy_failed)?;
+        let covered = self.covered(volumes, at);
+        let copied = copy(&source, &data, &covered, self.is_asked_to_end).map_err(copy_failed)?;
         let files = if copied { VolumeFiles::Synced } else { VolumeFiles::Unsynced };
         Ok((draft, files))
     }
@@ -231,6 +284,9 @@ impl VolumeUser<'_> {
             return Ok(changed.map_err(std::io::Error::from).map_err(failed)?);
         }
         let owned = kernel::depth::walk(file, &mut |directory, name, stat| {
+            if (self.is_asked_to_end)() {
+                return Err(std::io::Error::other("interrupted"));
+            }
             if (stat.st_uid, stat.st_gid) == self.owner {
                 return Ok(());
             }
@@ -254,14 +310,15 @@ fn text(path: PathBuf) -> Result<String, VolumesError> {
 fn copy(
     from: &OwnedFd,
     to: &OwnedFd,
+    covered: &[OwnedFd],
     is_asked_to_end: &dyn Fn() -> bool,
 ) -> Result<bool, CopyError> {
     let cancel = AtomicBool::new(false);
     if is_empty(from) {
-        return copy_tree(from.as_fd(), to.as_fd(), &cancel).map(|it| it.entries > 0);
+        return copy_tree(from.as_fd(), to.as_fd(), covered, &cancel).map(|it| it.entries > 0);
     }
     let copied = std::thread::scope(|scope| {
-        let copying = scope.spawn(|| copy_tree(from.as_fd(), to.as_fd(), &cancel));
+        let copying = scope.spawn(|| copy_tree(from.as_fd(), to.as_fd(), covered, &cancel));
         while !copying.is_finished() {
             if is_asked_to_end() {
                 cancel.store(true, Ordering::Relaxed);
@@ -300,6 +357,15 @@ mod tests {
         text: &str,
         is_new: bool,
     ) -> Result<(Vec<Volume>, HeldVolumes), VolumesError> {
+        prepare_all(store, root, &[text], is_new)
+    }
+
+    fn prepare_all(
+        store: &Store,
+        root: &Path,
+        texts: &[&str],
+        is_new: bool,
+    ) -> Result<(Vec<Volume>, HeldVolumes), VolumesError> {
         let root = fs::File::open(root).unwrap();
         let who = store.who();
         let user = VolumeUser {
@@ -312,9 +378,12 @@ mod tests {
             now: Seconds(7),
             is_asked_to_end: &|| false,
         };
-        let mut volumes = vec![text.parse::<Volume>().unwrap()];
-        if let MountSource::Anonymous(name) = &mut volumes[0].source {
-            *name = Some("a1".to_owned());
+        let volumes = texts.iter().map(|it| it.parse::<Volume>().unwrap());
+        let mut volumes: Vec<_> = volumes.collect();
+        for (at, volume) in volumes.iter_mut().enumerate() {
+            if let MountSource::Anonymous(name) = &mut volume.source {
+                *name = Some(format!("a{}", at + 1));
+            }
         }
         let mut stage = Stage::new(Path::new("/nowhere"), who.user, None);
         let held = user.prepare(&mut volumes, &mut stage)?;
@@ -351,6 +420,106 @@ mod tests {
         assert_eq!(fs::read_to_string(data.join("sub/file")).unwrap(), "changed");
         let record = store.volumes.get("one").unwrap().unwrap();
         assert_eq!(record, VolumeRecord::new(Seconds(7)));
+    }
+
+    /// The files below each of the volumes are copied once.
+    #[test]
+    fn volumes_in_volumes_do_not_multiply_copies() {
+        let folder = tempfile::tempdir().unwrap();
+        let (root, store) = (folder.path().join("root"), store(folder.path()));
+        fs::create_dir_all(root.join("a/b/c")).unwrap();
+        symlink("/a/b", root.join("link")).unwrap();
+        for path in ["a/file", "a/b/file", "a/b/c/file"] {
+            fs::write(root.join(path), path).unwrap();
+        }
+        fs::set_permissions(root.join("a/b"), fs::Permissions::from_mode(0o2751)).unwrap();
+        let texts = ["one:/a", "two:/link", "/a/b/c", "four:/a/absent"];
+        let (volumes, _held) = prepare_all(&store, &root, &texts, true).unwrap();
+        let data: Vec<_> = volumes.iter().map(path).collect();
+        assert_eq!(fs::read_to_string(data[0].join("file")).unwrap(), "a/file");
+        assert_eq!(fs::read_to_string(data[1].join("file")).unwrap(), "a/b/file");
+        assert_eq!(fs::read_to_string(data[2].join("file")).unwrap(), "a/b/c/file");
+        // The mount points are there, and empty.
+        let mount_point = fs::metadata(data[0].join("b")).unwrap();
+        assert_eq!(mount_point.mode() & 0o7777, 0o2751);
+        for empty in [data[0].join("b"), data[1].join("c"), data[3].clone()] {
+            assert_eq!(fs::read_dir(&empty).unwrap().count(), 0, "{}", empty.display());
+        }
+        // A volume of the same directory twice has all files twice.
+        let (volumes, _held) = prepare_all(&store, &root, &["x:/a/b", "y:/link"], true).unwrap();
+        for volume in &volumes {
+            assert!(path(volume).join("c/file").exists());
+        }
+    }
+
+    /// An image cannot write xattrs that mean something to the host.
+    #[test]
+    fn volumes_get_only_some_xattrs() {
+        let folder = tempfile::tempdir().unwrap();
+        let (root, store) = (folder.path().join("root"), store(folder.path()));
+        fs::create_dir_all(root.join("a")).unwrap();
+        let file = root.join("a/file");
+        fs::write(&file, "").unwrap();
+        let set = |name: &str, value: &[u8]| {
+            rustix::fs::setxattr(&file, name, value, rustix::fs::XattrFlags::empty())
+        };
+        // Version 2 with CAP_CHOWN. Source: Linux `include/uapi/linux/capability.h`.
+        let capability = [1, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let names = [
+            ("user.kept", &b"1"[..], true),
+            ("security.capability", &capability, true),
+            ("user.overlay.opaque", b"y", false),
+            ("trusted.overlay.opaque", b"y", false),
+            ("trusted.own", b"1", false),
+            ("security.own", b"1", false),
+        ];
+        let set: Vec<_> = names.iter().filter(|it| set(it.0, it.1).is_ok()).collect();
+        if set.len() < names.len() {
+            testing::skipped("some xattrs cannot be set");
+        }
+        let (volumes, _held) = prepare(&store, &root, "one:/a", true).unwrap();
+        for (name, value, is_kept) in set {
+            let mut found = [0; 64];
+            let path = path(&volumes[0]).join("file");
+            let found =
+                rustix::fs::getxattr(&path, *name, &mut found).map(|it| found[..it].to_vec());
+            let expect = if *is_kept { Ok(value.to_vec()) } else { Err(Errno::NODATA) };
+            assert_eq!(found, expect, "{name}");
+        }
+    }
+
+    #[test]
+    fn owners_change_without_the_lock_of_volumes() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = store(folder.path());
+        fs::create_dir_all(folder.path().join("mine")).unwrap();
+        prepare(&store, folder.path(), "one:/x", true).unwrap();
+        let root = fs::File::open(folder.path()).unwrap();
+        let who = store.who();
+        let has_been_asked = AtomicBool::new(false);
+        let user = VolumeUser {
+            store: &store,
+            root: root.as_fd(),
+            owner: (who.user, who.group),
+            is_new: true,
+            is_mapped: false,
+            keep: true,
+            now: Seconds(7),
+            // Called during the change of the owners.
+            is_asked_to_end: &|| {
+                has_been_asked.store(true, Ordering::Relaxed);
+                let shelf = fs::File::open(folder.path().join("store/volumes")).unwrap();
+                let exclusive = rustix::fs::FlockOperation::NonBlockingLockExclusive;
+                rustix::fs::flock(&shelf, exclusive).unwrap();
+                false
+            },
+        };
+        let mine = format!("{}:/z:U", folder.path().join("mine").display());
+        let texts = ["one:/x:U", "two:/y:U", &mine];
+        let mut volumes: Vec<Volume> = texts.iter().map(|it| it.parse().unwrap()).collect();
+        let mut stage = Stage::new(Path::new("/nowhere"), who.user, None);
+        user.prepare(&mut volumes, &mut stage).unwrap();
+        assert!(has_been_asked.load(Ordering::Relaxed));
     }
 
     /// Links of a hostile image must not lead to files of the host.

@@ -1,6 +1,7 @@
 //! Disk use and damage of the store. Measuring them reads the tables of all images, so a thread does it in the
 //! background, and only when metrics are requested.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -46,6 +47,9 @@ struct Measurement {
     lacking: usize,
 }
 
+/// A measurement, for a thread.
+type Work = Box<dyn FnOnce() + Send>;
+
 impl StoreUse {
     pub(super) fn new(store: &Store) -> Self {
         let (path, who) = (store.path().to_owned(), store.who());
@@ -59,8 +63,8 @@ impl StoreUse {
             let mut state = lock(&self.state);
             let is_due = state.next.is_none_or(|it| it <= Instant::now());
             if is_due && !state.is_running {
-                state.is_running = true;
-                self.start(now);
+                let spawn = |work: Work| thread::Builder::new().spawn(work).map(drop);
+                self.start(&mut state, now, spawn);
             }
             state.last.clone()
         };
@@ -71,9 +75,15 @@ impl StoreUse {
         text
     }
 
-    fn start(&self, now: i64) {
+    /// Starts a measurement in a thread, if `spawn` can start one.
+    fn start(
+        &self,
+        before: &mut MeasureState,
+        now: i64,
+        spawn: impl FnOnce(Work) -> io::Result<()>,
+    ) {
         let (path, who, state) = (self.path.clone(), self.who, Arc::clone(&self.state));
-        thread::spawn(move || {
+        let work = move || {
             // Source: setpriority(2): on Linux, this changes only the calling thread.
             if let Err(error) = rustix::process::setpriority_process(None, NICE) {
                 tracing::debug!(%error, "cannot lower the priority of measurements");
@@ -97,7 +107,13 @@ impl StoreUse {
                     tracing::warn!(error, "cannot measure the store for metrics");
                 }
             }
-        });
+        };
+        before.is_running = true;
+        if let Err(error) = spawn(Box::new(work)) {
+            before.is_running = false;
+            before.next = Some(Instant::now() + APART);
+            tracing::warn!(%error, "cannot start a thread that measures the store for metrics");
+        }
     }
 }
 
@@ -179,6 +195,20 @@ mod tests {
     use store::ImageUse;
 
     use super::*;
+
+    #[test]
+    fn a_measurement_without_a_thread_is_tried_again_later() {
+        let state = Arc::new(Mutex::new(MeasureState::default()));
+        let measured =
+            StoreUse { path: "/none".into(), who: Who::this_process(), state: Arc::clone(&state) };
+        let mut before = lock(&state);
+        measured.start(&mut before, 7, |_work| Err(io::ErrorKind::WouldBlock.into()));
+        assert!(!before.is_running);
+        // Not at once, because each request would try it.
+        assert!(before.next.take().is_some_and(|it| it > Instant::now()));
+        measured.start(&mut before, 7, |_work| Ok(()));
+        assert!(before.is_running);
+    }
 
     #[test]
     fn a_measurement_has_no_names_of_images() {

@@ -67,7 +67,17 @@ fn what_is_written_is_read_again() {
     }
     let labels = [("a".to_owned(), "x".repeat(crate::VOLUME_LABELS_MAX))].into();
     let long = VolumeRecord { labels, ..record };
-    assert!(matches!(add(&store, "two", &long), Err(VolumeError::Labels)));
+    assert!(matches!(add(&store, "two", &long), Err(VolumeError::Labels { .. })));
+    // The record has the labels as JSON, in which this character takes six bytes, and stays readable.
+    let controls = |count| VolumeRecord {
+        labels: [("a".to_owned(), "\u{1}".repeat(count))].into(),
+        ..long.clone()
+    };
+    let most = crate::VOLUME_LABELS_MAX / 6;
+    assert!(matches!(add(&store, "two", &controls(most)), Err(VolumeError::Labels { .. })));
+    add(&store, "controls", &controls(most - 2)).unwrap();
+    assert_eq!(store.volumes.get("controls").unwrap(), Some(controls(most - 2)));
+    store.remove_volume("controls").unwrap();
     // A refused volume leaves nothing.
     assert_eq!(fs::read_dir(directory.path().join("tmp")).unwrap().count(), 0);
     let reader = Store::open(directory.path(), store.who(), OpenOptions::read()).unwrap();
@@ -170,6 +180,25 @@ fn damage_is_found_and_mended_without_a_loss_of_files() {
 }
 
 /// Either the container is made, and has its volume, or the volume is removed before.
+/// The record is not needed for the removal, so its damage does not keep the files.
+#[test]
+fn a_volume_with_a_damaged_record_can_be_removed() {
+    let directory = TempDir::new().unwrap();
+    let store = with_image(directory.path());
+    for damage in [&b"damaged"[..], b"", &[0; 100]] {
+        add(&store, "one", &VolumeRecord::new(NOW)).unwrap();
+        let record = directory.path().join("volumes/one/volume.json");
+        fs::remove_file(&record).unwrap();
+        fs::write(&record, damage).unwrap();
+        assert!(matches!(store.volumes.get("one"), Err(VolumeError::Damaged { .. })), "{damage:?}");
+        // Nothing removes it by itself.
+        assert_eq!(store.clear_volumes().unwrap(), 0);
+        store.remove_volume("one").unwrap();
+        assert!(names(&store).is_empty(), "{damage:?}");
+        assert_eq!(fs::read_dir(directory.path().join("tmp")).unwrap().count(), 0);
+    }
+}
+
 #[test]
 fn removal_and_use_exclude_each_other() {
     let directory = TempDir::new().unwrap();

@@ -28,6 +28,7 @@ use crate::import::erofs_file::{ErofsFile, FilePiece, FileSource};
 use crate::import::failure::{ErofsLayerFlaw, LayerFailure};
 use crate::import::objects::{BATCH, FilePiece as Piece, Keep, Large, PIECE};
 use crate::import::tally::{Amounts, Attempt, TallyError};
+use crate::spool::Spool;
 
 /// Name of the image in messages.
 const NAME: &str = "the EROFS image";
@@ -46,8 +47,8 @@ const NOTES: [&[u8]; 6] = [
     b"trusted.overlay.uuid",
 ];
 
-/// Whether the store has read a layer as the kind that the media type states, a tar or an EROFS image. The same bytes may
-/// be both, with other files.
+/// Whether the store has read a layer as the kind that the media type states, a tar or an EROFS image. The same bytes
+/// may be both, with other files.
 pub(in crate::import) fn is_read_as(info: &LayerInfo, media_type: &str) -> bool {
     let is_erofs = is_erofs_layer(media_type);
     info.blobs.iter().all(|it| is_erofs_layer(&it.media_type) == is_erofs)
@@ -408,7 +409,7 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
 fn spool(feed: &mut Feed<'_>, shared: &Shared<'_, '_, '_>) -> Result<(File, u64), LayerFailure> {
     let object = format!("a temporary file in {}", shared.scratch.display());
     let failed = |error| OperationError::of("write", &object)(error);
-    let mut file = tempfile::tempfile_in(shared.scratch).map_err(failed)?;
+    let mut spool = Spool::new(shared.scratch).map_err(failed)?;
     let mut buffer = vec![0; PIECE];
     let mut length = 0;
     let mut feed = feed;
@@ -417,11 +418,11 @@ fn spool(feed: &mut Feed<'_>, shared: &Shared<'_, '_, '_>) -> Result<(File, u64)
             return Err(LayerFailure::Stopped);
         }
         let count = match feed.read(&mut buffer) {
-            Ok(0) => return Ok((file, length)),
+            Ok(0) => return Ok((spool.into_file(), length)),
             Ok(count) => count,
             Err(error) => return Err(crate::import::failure::copy_failed(error).into()),
         };
-        file.write_all(&buffer[..count]).map_err(failed)?;
+        spool.write_all(&buffer[..count]).map_err(failed)?;
         length += count as u64;
     }
 }

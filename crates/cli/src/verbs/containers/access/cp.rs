@@ -2,10 +2,11 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::IsTerminal as _;
+use std::io::{self, BufReader, IsTerminal as _, Read, Write};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueHint};
@@ -22,6 +23,9 @@ use container::life::prepare::AdmittedImage;
 use container::request::StoredRequest;
 use container::root::WritableChoice;
 use container::runtime::Runtime;
+use kernel::process::{Signal, Signals};
+use oci::files::Stream;
+use oci::source::Input;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use store::{OpenOptions, Store};
@@ -31,6 +35,7 @@ use crate::args::Trust;
 use crate::output::report;
 use crate::session::context::{Context, now};
 use crate::session::failure::UsageError;
+use crate::session::signals::{Heard, until_stopped};
 use crate::session::ways::Ways;
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::start::{image, shared_store, usual};
@@ -128,17 +133,86 @@ fn cp(context: &Context, args: &Cp) -> anyhow::Result<Answer> {
         return Err(UsageError(text.to_owned()).into());
     }
     let store = context.open(OpenOptions::write())?;
-    let opened = OpenedContainers::open(context, &store, source, destination)?;
-    let copied = match source {
-        Side::Stream => from_stream(args, &opened, destination),
-        _ => copy_files(args, &opened, source, destination),
+    // A signal ends the copy, but not the process before the roots are unmounted.
+    let interrupt = Interrupt::new()?;
+    let opened = OpenedContainers::open(context, &store, source, destination, &interrupt)?;
+    let cancel = &interrupt.cancel;
+    let hear = |_| match cancel.load(Ordering::Relaxed) {
+        // The copy is ending already.
+        true => Heard::Done,
+        false => Heard::ToEnd,
     };
+    let work = move || {
+        let copied = match source {
+            Side::Stream => from_stream(args, &opened, destination, cancel),
+            _ => copy_files(args, &opened, source, destination, cancel),
+        };
+        (copied, opened)
+    };
+    let (copied, opened) = until_stopped(cancel, hear, work)?;
     let has_lost = opened.rest();
+    if cancel.load(Ordering::Relaxed) {
+        bail!("interrupted: some of the files are not copied");
+    }
     tell(context, &copied?);
     if has_lost {
         bail!(LOST);
     }
     Ok(Answer::Yes)
+}
+
+/// Signals that end the copy.
+struct Interrupt {
+    signals: Signals,
+    cancel: AtomicBool,
+}
+
+impl Interrupt {
+    fn new() -> anyhow::Result<Self> {
+        let signals = Signals::block(&[Signal::INT, Signal::TERM, Signal::HUP])?;
+        Ok(Self { signals, cancel: AtomicBool::new(false) })
+    }
+
+    /// Returns whether a signal has arrived, also before the copy.
+    fn has_arrived(&self) -> bool {
+        if self.signals.ending().is_some() {
+            self.cancel.store(true, Ordering::Relaxed);
+        }
+        self.cancel.load(Ordering::Relaxed)
+    }
+}
+
+/// One side of a copy. It fails soon after `cancel` is set.
+struct CancellableStream<'a, T> {
+    inner: T,
+    cancel: &'a AtomicBool,
+}
+
+impl<T> CancellableStream<'_, T> {
+    fn check(&self) -> io::Result<()> {
+        match self.cancel.load(Ordering::Relaxed) {
+            true => Err(io::Error::other("cancelled")),
+            false => Ok(()),
+        }
+    }
+}
+
+impl<T: Read> Read for CancellableStream<'_, T> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.check()?;
+        self.inner.read(into)
+    }
+}
+
+impl<T: Write> Write for CancellableStream<'_, T> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.check()?;
+        self.inner.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
 }
 
 /// Prints a remark about files that were left out.
@@ -163,6 +237,7 @@ impl OpenedContainers {
         store: &Store,
         source: Side<'_>,
         destination: Side<'_>,
+        interrupt: &Interrupt,
     ) -> anyhow::Result<Self> {
         let id = |side: Side<'_>| match side {
             Side::Container { name, .. } => find_container(store, name).map(|it| Some(it.id)),
@@ -172,7 +247,8 @@ impl OpenedContainers {
         let (from, to) = (id(source)?, id(destination)?);
         let is_same = from.is_some() && from == to;
         let open = |id: Option<String>, is_written| {
-            id.map(|id| OpenedContainer::open(context, store, &id, is_written)).transpose()
+            id.map(|id| OpenedContainer::open(context, store, &id, is_written, interrupt))
+                .transpose()
         };
         // Two commands that copy in both directions must not wait for each other.
         if !is_same && from.is_some() && to.is_some() && to < from {
@@ -221,11 +297,18 @@ enum OpenedRoot {
 }
 
 impl OpenedContainer {
-    fn open(context: &Context, store: &Store, id: &str, is_written: bool) -> anyhow::Result<Self> {
+    fn open(
+        context: &Context,
+        store: &Store,
+        id: &str,
+        is_written: bool,
+        interrupt: &Interrupt,
+    ) -> anyhow::Result<Self> {
+        let is_asked_to_end = || interrupt.has_arrived();
         let known = find_container(store, id)?;
         let failed = || format!("container {id} is damaged");
         let (root, folder, map) = if known.is_running() {
-            let (known, root) = lookup::running(store, id, &|| false)?;
+            let (known, root) = lookup::running(store, id, &is_asked_to_end)?;
             let runtime = StoredRequest::load(&known.folder, id).map(|it| Runtime::at(it.runtime));
             if runtime.is_ok_and(|it| it.kind == Kind::Runsc) {
                 bail!(
@@ -235,13 +318,17 @@ impl OpenedContainer {
             }
             if is_written {
                 // While another command copies the container's changes, this waits.
-                container::life::cgroup::pause::pass(&known.folder, id, &|| false)
-                    .with_context(|| format!("cannot determine whether {id} is paused"))?;
+                let goes_on =
+                    container::life::cgroup::pause::pass(&known.folder, id, &is_asked_to_end)
+                        .with_context(|| format!("cannot determine whether {id} is paused"))?;
+                if !goes_on {
+                    bail!("interrupted: container {id} is paused by another command");
+                }
             }
             let map = IdMap::noted(&known.folder);
             (OpenedRoot::Running(root), known.folder, map)
         } else {
-            let (root, mounts) = at_rest(context, store, id, is_written)?;
+            let (root, mounts) = at_rest(context, store, id, is_written, &is_asked_to_end)?;
             let (folder, map) = (root.folder().to_owned(), root.map().cloned());
             (OpenedRoot::Resting { root: Box::new(root), mounts }, folder, map)
         };
@@ -281,17 +368,21 @@ impl OpenedContainer {
             [b'/', ..] => path.to_vec(),
             _ => [self.working_dir.as_bytes(), b"/", path].concat(),
         };
-        self.check_mounts(path, &whole)?;
-        let place = copy::find(self.root(), &whole).map_err(|errno| self.not_found(path, errno))?;
-        // A link may lead into a mount.
-        self.check_mounts(path, &place.path())?;
-        Ok(place)
+        let found = copy::find(self.root(), &whole);
+        self.check_mounts(path, &whole, found.as_ref().ok())?;
+        found.map_err(|errno| self.not_found(path, errno))
     }
 
-    /// Refuses a path in a mount of a container at rest. `whole` is the path from the root, perhaps without links.
-    fn check_mounts(&self, path: &[u8], whole: &[u8]) -> anyhow::Result<()> {
+    /// Refuses a path in a mount of a container at rest. `whole` is the path from the root, and `place` the file.
+    fn check_mounts(&self, path: &[u8], whole: &[u8], place: Option<&Place>) -> anyhow::Result<()> {
         let OpenedRoot::Resting { mounts, .. } = &self.root else { return Ok(()) };
-        let Some(mount) = mounts.iter().find(|it| is_at_or_below(whole, it)) else { return Ok(()) };
+        let mount = match place {
+            Some(place) => copy::mount_above(self.root(), place, mounts)
+                .map_err(|errno| self.not_found(path, errno))?,
+            // Directories that only the mount has.
+            None => mounts.iter().map(String::as_str).find(|it| is_at_or_below(whole, it)),
+        };
+        let Some(mount) = mount else { return Ok(()) };
         let (path, id) = (file_listing::name(path), &self.id);
         bail!(
             "{path} is in the mount {mount} of container {id}, which exists only while the container runs: `quire start \
@@ -328,8 +419,9 @@ fn at_rest(
     store: &Store,
     id: &str,
     is_written: bool,
+    is_asked_to_end: &dyn Fn() -> bool,
 ) -> anyhow::Result<(RestingRoot, Vec<String>)> {
-    let (known, folder) = find_at_rest(store, id, &|| false)?;
+    let (known, folder) = find_at_rest(store, id, is_asked_to_end)?;
     let Some(folder) = folder.filter(|_| !known.is_unwatched) else {
         bail!("container {id} was started by another command: copy the files again");
     };
@@ -495,6 +587,7 @@ fn copy_files(
     opened: &OpenedContainers,
     source: Side<'_>,
     destination: Side<'_>,
+    cancel: &AtomicBool,
 ) -> anyhow::Result<Skipped> {
     let of_container = opened.source().and_then(|it| it.map.as_ref());
     let owners = of_container.map_or_else(Owners::default, Owners::of_map);
@@ -513,7 +606,7 @@ fn copy_files(
             let (destination, name) = (host.destination(args.archive), host.name.clone());
             (Target { destination, name }, None)
         }
-        _ => return to_stream(&from, &owners),
+        _ => return to_stream(&from, &owners, cancel),
     };
     let Target { destination, name } = target;
     let name = name.as_ref().unwrap_or(&from.name);
@@ -523,19 +616,18 @@ fn copy_files(
         }
     };
     let copied = copy::through(
-        |out| copy::pack(&from.file, name, &owners, out),
-        |tar| copy::unpack(tar, &destination, &look),
+        |out| copy::pack(&from.file, name, &owners, &mut CancellableStream { inner: out, cancel }),
+        |tar| copy::unpack(CancellableStream { inner: tar, cancel }, &destination, &look),
     );
     Ok(copied?)
 }
 
 /// Writes a tar on standard output.
-fn to_stream(from: &Source, owners: &Owners) -> anyhow::Result<Skipped> {
-    use std::io::Write as _;
+fn to_stream(from: &Source, owners: &Owners, cancel: &AtomicBool) -> anyhow::Result<Skipped> {
     if std::io::stdout().is_terminal() {
         bail!("standard output is a terminal: redirect it, or name a file");
     }
-    let mut out = report::standard_output();
+    let mut out = report::cancellable_output(cancel);
     let skipped = copy::pack(&from.file, &from.name, owners, &mut out)?;
     out.flush()?;
     Ok(skipped)
@@ -546,13 +638,13 @@ fn from_stream(
     args: &Cp,
     opened: &OpenedContainers,
     destination: Side<'_>,
+    cancel: &AtomicBool,
 ) -> anyhow::Result<Skipped> {
     let (Side::Container { path, .. }, Some(container)) = (destination, opened.destination())
     else {
         bail!("the destination must be CONTAINER:PATH if the source is standard input");
     };
-    let input = std::io::stdin();
-    if input.is_terminal() {
+    if std::io::stdin().is_terminal() {
         bail!("standard input is a terminal: redirect a tar to it");
     }
     let place = container.find(path)?;
@@ -560,7 +652,8 @@ fn from_stream(
         bail!("the destination must be a directory when a tar is copied from standard input");
     }
     let destination = container.destination(args.archive, place.path());
-    Ok(copy::unpack(input.lock(), &destination, &|| container.look())?)
+    let input = Stream::open(&Input::Stdin, cancel).context("cannot read standard input")?;
+    Ok(copy::unpack(BufReader::new(input), &destination, &|| container.look())?)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use container::boot_cache::Notes;
 use container::life::end::reap::{Sweep, clear_dead};
 use container::life::lookup::{KnownContainer, find_container};
 use container::life::monitor_report::{MonitorReport, StartReport};
-use container::life::prepare::{AdmittedImage, prepare, random_id};
+use container::life::prepare::{AdmittedImage, TakenName, prepare, random_id};
 use container::plan::ContainerPlan;
 use container::request::{ChildBase, StoredRequest};
 use container::runtime::Runtime;
@@ -227,7 +227,7 @@ impl Forker<'_> {
         let image = AdmittedImage { store: images, image };
         let signals = Arc::clone(&self.signals);
         let ready = with_environment(context, &trust, notes.as_ref(), &self.signals, |around| {
-            Ok(prepare(store, image, plan, runtime, &living, signals, around)?)
+            Ok(prepare(store, image, plan, runtime, &living, signals, TakenName::Refused, around)?)
         })?;
         let (report, monitor) = start_behind(|report| {
             // The monitor must not keep the descriptors of the others.

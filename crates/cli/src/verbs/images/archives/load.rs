@@ -1,19 +1,22 @@
 //! `load`: imports all images of an archive of `save`.
 
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
-use std::io::{IsTerminal as _, Seek as _};
-use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::io::{self, IsTerminal as _, Read, Seek as _};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueHint};
 use container::copy::{Destination, LinkHandling, NewOwner, unpack};
 use oci::docker::Archive;
 use oci::layout::Layout;
+use oci::manifest::Descriptor;
 use oci::source::{Choice, ImageSource, Input};
-use store::{OpenOptions, RefName, Store};
-use transfer::import::{BUDGET, ImportOptions, Limits, open_archive};
+use store::{DiskRoom, OpenOptions, RefName, Store};
+use transfer::import::{BUDGET, ImportContext, ImportError, ImportOptions, Limits, open_archive};
 
 use crate::Answer;
 use crate::args::FormOptions;
@@ -41,7 +44,8 @@ impl VerbArgs for Load {
     const ABOUT: &'static str =
         "Load the images of an archive that docker, podman or `quire save` wrote";
     const DETAILS: &'static str = "The archive is a docker-archive or an oci-archive, compressed or not. The images get \
-        the names that they have in it. `quire import` reads other formats, and gives an image another name.";
+        the names that they have in it, and a single image without a name gets that of the file. `quire import` reads \
+        other formats, and gives an image another name.";
     const EXAMPLES: &'static str = "quire load -i debian.tar\n  docker save app | quire load";
     const PRINTS_JSON: bool = false;
 
@@ -62,45 +66,112 @@ fn load(context: &Context, args: &Load) -> anyhow::Result<Answer> {
         true => context.without_progress(),
         false => context.clone(),
     };
-    if let Input::File(path) = &input {
-        let found = std::fs::metadata(path);
-        let found = found.with_context(|| format!("cannot read {}", path.display()))?;
-        if found.is_dir() {
-            let stem = stem(&input);
-            let store = context.open(OpenOptions::create())?;
-            return import_all(context, args, &store, &of_layout(path, stem.as_deref())?);
+    let directory = match &input {
+        Input::File(path) => {
+            let found = std::fs::metadata(path);
+            let found = found.with_context(|| format!("cannot read {}", path.display()))?;
+            found.is_dir().then_some(path.as_path())
         }
-    }
+        Input::Stdin => None,
+    };
     let store = context.open(OpenOptions::create())?;
     let resources = JobResources::new(context, &store, BUDGET);
-    let limits = Limits::default();
-    let opened = resources.during(|environment| open_archive(&input, &limits, environment))?;
-    let mut file = opened?;
-    let archive = Archive::open(file.try_clone()?)?;
-    if archive.has("manifest.json") {
-        let images = of_docker_archive(&archive, &input, &file)?;
-        return import_all(context, args, &store, &images);
+    let mut loaded = Vec::new();
+    let done = resources.during(|environment| {
+        let run = LoadRun { args, store: &store, environment, loaded: &mut loaded };
+        match directory {
+            Some(directory) => run.layout(directory, stem(&input).as_deref()),
+            None => run.archive(&input),
+        }
+    })?;
+    // Images before a failed one are loaded.
+    for name in &loaded {
+        report::line(&format!("Loaded image: {name}"))?;
     }
-    if !archive.has("oci-layout") {
-        bail!(
-            "{input} is neither a docker-archive nor an oci-archive: it has no manifest.json and no oci-layout"
-        );
+    done?;
+    Ok(Answer::Yes)
+}
+
+struct LoadRun<'a> {
+    args: &'a Load,
+    store: &'a Store,
+    environment: &'a ImportContext<'a>,
+    /// Names of the images that are loaded.
+    loaded: &'a mut Vec<RefName>,
+}
+
+impl LoadRun<'_> {
+    fn archive(self, input: &Input) -> anyhow::Result<()> {
+        let mut file = open_archive(input, &Limits::default(), self.environment)?;
+        let archive = Archive::open(file.try_clone()?)?;
+        if archive.has("manifest.json") {
+            let images = of_docker_archive(&archive, input, &file)?;
+            return self.import_all(&images);
+        }
+        if !archive.has("oci-layout") {
+            bail!(
+                "{input} is neither a docker-archive nor an oci-archive: it has no manifest.json and no oci-layout"
+            );
+        }
+        let scratch = self.store.scratch()?;
+        file.rewind()?;
+        // The archive may be hostile: it cannot write outside of the directory.
+        let to = Destination {
+            root: scratch.directory(),
+            directory: Vec::new(),
+            links: LinkHandling::Refused,
+            owner: NewOwner::Caller,
+            keeps_set_ids: false,
+        };
+        let cancel = self.environment.cancel;
+        let source = LimitedReader { inner: &file, room: scratch.room(), cancel };
+        match unpack(source, &to, &|| {}) {
+            Err(_) if cancel.load(Ordering::Relaxed) => return Err(ImportError::Cancelled.into()),
+            unpacked => unpacked.with_context(|| format!("cannot unpack {input}"))?,
+        };
+        self.layout(scratch.path(), stem(input).as_deref())
     }
-    let scratch = tempfile::tempdir();
-    let scratch = scratch.context("cannot make a temporary directory for the archive")?;
-    file.rewind()?;
-    let directory = File::open(scratch.path())?;
-    // The archive may be hostile: it cannot write outside of the directory.
-    let to = Destination {
-        root: directory.as_fd(),
-        directory: Vec::new(),
-        links: LinkHandling::Refused,
-        owner: NewOwner::Caller,
-        keeps_set_ids: false,
-    };
-    unpack(&file, &to, &|| {}).with_context(|| format!("cannot unpack {input}"))?;
-    let images = of_layout(scratch.path(), stem(&input).as_deref())?;
-    import_all(context, args, &store, &images)
+
+    fn layout(self, directory: &Path, stem: Option<&str>) -> anyhow::Result<()> {
+        let images = of_layout(&Layout::open(directory)?, directory, stem)?;
+        self.import_all(&images)
+    }
+
+    fn import_all(self, images: &[LoadedImage]) -> anyhow::Result<()> {
+        let (platform, other_platform) = platform(None)?;
+        let form = choose(&self.args.form, self.store)?;
+        for LoadedImage { source, name } in images {
+            let options = ImportOptions {
+                name: Some(name),
+                platform: &platform,
+                other_platform,
+                form,
+                ..ImportOptions::default()
+            };
+            transfer::import::import(self.store, source, self.environment, &options)?;
+            self.loaded.push(name.clone());
+        }
+        Ok(())
+    }
+}
+
+/// The tar of an archive that is unpacked. It ends with an error when the command is interrupted, or when its files
+/// would fill the disk.
+struct LimitedReader<'a, R> {
+    inner: R,
+    room: &'a DiskRoom,
+    cancel: &'a AtomicBool,
+}
+
+impl<R: Read> Read for LimitedReader<'_, R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if self.cancel.load(Ordering::Relaxed) {
+            return Err(io::Error::other("cancelled"));
+        }
+        let count = self.inner.read(into)?;
+        self.room.take(count as u64)?;
+        Ok(count)
+    }
 }
 
 /// An image of an archive, and its future name.
@@ -134,8 +205,8 @@ fn of_docker_archive(
     };
     let source = |choice| ImageSource::DockerArchive { file: Input::File(path.clone()), choice };
     let images = archive.images()?;
-    let mut loaded = Vec::new();
-    for names in &images {
+    let (mut loaded, mut named) = (Vec::new(), HashMap::new());
+    for (at, names) in images.iter().enumerate() {
         if names.is_empty() {
             let Some(stem) = stem(input).filter(|_| images.len() == 1) else {
                 bail!(
@@ -146,65 +217,82 @@ fn of_docker_archive(
             loaded.push(LoadedImage { source: source(Choice::Only), name: stem.parse()? });
         }
         for name in names {
+            match named.insert(name, at) {
+                None => {}
+                Some(other) if other == at => continue,
+                Some(_) => bail!("two images of the archive have the name {}", name.escape_debug()),
+            }
             let source = source(Choice::Named(name.clone()));
             loaded.push(LoadedImage { source, name: name.parse()? });
         }
     }
+    check_names(&loaded)?;
     Ok(loaded)
 }
 
-/// Returns all images of an OCI layout. `stem` is the name of images that have only a tag.
-fn of_layout(directory: &Path, stem: Option<&str>) -> anyhow::Result<Vec<LoadedImage>> {
-    let layout = Layout::open(directory)?;
-    let mut loaded = Vec::new();
-    let mut seen = Vec::new();
+/// Returns all images of an OCI layout. `stem` is the name of images that have only a tag, and of an image without a
+/// name.
+fn of_layout(
+    layout: &Layout,
+    directory: &Path,
+    stem: Option<&str>,
+) -> anyhow::Result<Vec<LoadedImage>> {
+    let stem = stem.unwrap_or("loaded");
     // Signatures are no images.
-    for entry in layout.entries().iter().filter(|it| !it.is_attached()) {
-        let (choice, name) = match entry.name() {
-            // An index may list an image for each platform, of which the import chooses one.
-            Some(name) if seen.contains(&name) => continue,
-            Some(name) => {
-                seen.push(name);
-                let whole = match name.contains([':', '/']) {
-                    true => name.to_owned(),
-                    false => format!("{}:{name}", stem.unwrap_or("loaded")),
-                };
-                (Choice::Named(name.to_owned()), whole)
-            }
-            None => (Choice::Digest(entry.digest), stem.unwrap_or("loaded").to_owned()),
+    let entries: Vec<_> = layout.entries().iter().filter(|it| !it.is_attached()).collect();
+    let (mut found, mut seen) = (Vec::new(), HashSet::new());
+    for name in entries.iter().filter_map(|it| it.name()) {
+        // An index may list an image for each platform, of which the import chooses one.
+        if !seen.insert(name) {
+            continue;
+        }
+        let whole = match name.contains([':', '/']) {
+            true => name.to_owned(),
+            false => format!("{stem}:{name}"),
         };
-        let source = ImageSource::Layout { directory: directory.to_owned(), choice };
-        loaded.push(LoadedImage { source, name: name.parse()? });
+        found.push((Choice::Named(name.to_owned()), whole));
     }
-    if loaded.is_empty() {
+    let unnamed: Vec<_> = entries.iter().filter(|it| it.name().is_none()).collect();
+    match unnamed[..] {
+        [] => {}
+        [only] => found.push((Choice::Digest(only.digest), stem.to_owned())),
+        _ if found.is_empty() && are_of_platforms(&entries) => {
+            found.push((Choice::Only, stem.to_owned()));
+        }
+        [first, ..] => bail!(
+            "{} images have no name: unpack the archive, and give each image a name: `quire import oci:DIRECTORY@{} \
+            NAME`",
+            unnamed.len(),
+            first.digest
+        ),
+    }
+    if found.is_empty() {
         bail!("the layout has no images");
     }
+    let image = |(choice, name): (Choice, String)| -> anyhow::Result<LoadedImage> {
+        let source = ImageSource::Layout { directory: directory.to_owned(), choice };
+        Ok(LoadedImage { source, name: name.parse()? })
+    };
+    let loaded = found.into_iter().map(image).collect::<anyhow::Result<Vec<_>>>()?;
+    check_names(&loaded)?;
     Ok(loaded)
 }
 
-fn import_all(
-    context: &Context,
-    args: &Load,
-    store: &Store,
-    images: &[LoadedImage],
-) -> anyhow::Result<Answer> {
-    let (platform, other_platform) = platform(None)?;
-    let form = choose(&args.form, store)?;
-    for LoadedImage { source, name } in images {
-        let options = ImportOptions {
-            name: Some(name),
-            platform: &platform,
-            other_platform,
-            form,
-            ..ImportOptions::default()
-        };
-        let resources = JobResources::new(context, store, BUDGET);
-        resources.during(|environment| {
-            transfer::import::import(store, source, environment, &options)
-        })??;
-        report::line(&format!("Loaded image: {name}"))?;
+/// Whether these entries are one image, for a different platform each.
+fn are_of_platforms(entries: &[&Descriptor]) -> bool {
+    let platforms: Option<Vec<_>> = entries.iter().map(|it| it.platform.as_ref()).collect();
+    platforms.is_some_and(|all| {
+        all.iter().enumerate().all(|(at, platform)| !all[..at].contains(platform))
+    })
+}
+
+/// Refuses two images that would get one name, because the second would replace the first.
+fn check_names(images: &[LoadedImage]) -> anyhow::Result<()> {
+    let mut names = HashSet::new();
+    match images.iter().find(|it| !names.insert(it.name.as_str())) {
+        Some(image) => bail!("two images of the archive would get the name {}", image.name),
+        None => Ok(()),
     }
-    Ok(Answer::Yes)
 }
 
 #[cfg(test)]
@@ -221,5 +309,17 @@ mod tests {
         check("app", Some("app"));
         check(".tar", None);
         assert_eq!(stem(&Input::Stdin), None);
+    }
+
+    #[test]
+    fn an_interrupted_archive_is_not_read_to_its_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = File::open(folder.path()).unwrap();
+        let room = DiskRoom::from_fd(std::os::fd::AsFd::as_fd(&directory)).unwrap();
+        let cancel = AtomicBool::new(false);
+        let mut reader = LimitedReader { inner: io::repeat(1), room: &room, cancel: &cancel };
+        assert_eq!(reader.read(&mut [0; 8]).unwrap(), 8);
+        cancel.store(true, Ordering::Relaxed);
+        assert_eq!(reader.read(&mut [0; 8]).unwrap_err().to_string(), "cancelled");
     }
 }

@@ -5,7 +5,7 @@ use std::io::{self, Read as _, Write};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum, ValueHint};
@@ -13,8 +13,9 @@ use image::tar::Kind;
 use image::tar::write::{Member, TarWriteError, Writer};
 use image::tree::{Metadata, Timestamp};
 use oci::Digest;
-use store::{Resolved, Store};
-use transfer::export::{ArchivedImage, Compression, Options, Output};
+use store::{Resolved, Scratch, Store};
+use tempfile::TempDir;
+use transfer::export::{ArchivedImage, Compression, ExportError, Options, Output};
 use transfer::progress::Event;
 
 use crate::Answer;
@@ -22,6 +23,7 @@ use crate::session::context::Context;
 use crate::session::layers;
 use crate::session::output_file::{check_output, output};
 use crate::session::resolve::resolve;
+use crate::session::resources::scratch;
 use crate::session::signals::{give_up_when, until_signal};
 use crate::verbs::VerbArgs;
 
@@ -109,7 +111,7 @@ fn save(context: &Context, args: &Save) -> anyhow::Result<Answer> {
     let progress = context.progress();
     let cancel = Arc::new(AtomicBool::new(false));
     give_up_when(&store, &cancel);
-    let scratch = std::env::temp_dir();
+    let scratch = scratch(&store);
     let options = Options {
         threads: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
         scratch: &scratch,
@@ -159,13 +161,10 @@ impl SaveRun<'_> {
             (SaveFormat::OciDir, Output::File(directory)) => self.layout(images, directory),
             (SaveFormat::OciDir, Output::Stdout) => bail!("a directory cannot be standard output"),
             (SaveFormat::OciArchive, to) => {
-                let scratch = tempfile::tempdir_in(self.options.scratch);
-                let scratch = scratch.with_context(|| {
-                    format!("cannot make a directory in {}", self.options.scratch.display())
-                })?;
+                let scratch = LayoutScratch::new(self.store)?;
                 let directory = scratch.path().join("layout");
                 self.layout(images, &directory)?;
-                self.output(to, |out| archive(&directory, out))
+                self.output(to, |out| archive(&directory, out, self.options.cancel))
             }
         }
     }
@@ -199,19 +198,43 @@ impl SaveRun<'_> {
     }
 }
 
+/// A directory for the layout of which an archive is made.
+enum LayoutScratch {
+    Store(Scratch),
+    /// The user cannot write to the store.
+    Other(TempDir),
+}
+
+impl LayoutScratch {
+    fn new(store: &Store) -> anyhow::Result<Self> {
+        if store.scratch_path().is_some() {
+            return Ok(Self::Store(store.scratch()?));
+        }
+        let made = tempfile::tempdir();
+        Ok(Self::Other(made.context("cannot make a temporary directory for the layout")?))
+    }
+
+    fn path(&self) -> &Path {
+        match self {
+            Self::Store(scratch) => scratch.path(),
+            Self::Other(directory) => directory.path(),
+        }
+    }
+}
+
 /// Writes the tar of an OCI layout. The same layout always gives the same bytes.
-fn archive(directory: &Path, out: &mut dyn Write) -> anyhow::Result<()> {
+fn archive(directory: &Path, out: &mut dyn Write, cancel: &AtomicBool) -> anyhow::Result<()> {
     let mut writer = Writer::new(out);
     let failed = || format!("cannot read {}", directory.display());
     for file in ["oci-layout", "index.json"] {
-        add(&mut writer, file, &directory.join(file)).with_context(failed)?;
+        add(&mut writer, file, &directory.join(file), cancel).with_context(failed)?;
     }
     let blobs = directory.join("blobs");
     for algorithm in names(&blobs).with_context(failed)? {
         let folder = blobs.join(&algorithm);
         for name in names(&folder).with_context(failed)? {
             let path = format!("blobs/{algorithm}/{name}");
-            add(&mut writer, &path, &folder.join(&name)).with_context(failed)?;
+            add(&mut writer, &path, &folder.join(&name), cancel).with_context(failed)?;
         }
     }
     writer.finish()?;
@@ -227,7 +250,12 @@ fn names(directory: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-fn add(writer: &mut Writer<&mut dyn Write>, path: &str, file: &Path) -> anyhow::Result<()> {
+fn add(
+    writer: &mut Writer<&mut dyn Write>,
+    path: &str,
+    file: &Path,
+    cancel: &AtomicBool,
+) -> anyhow::Result<()> {
     let mut file = File::open(file)?;
     let size = file.metadata()?.len();
     let mtime = Timestamp { seconds: 0, nanoseconds: 0 };
@@ -236,6 +264,9 @@ fn add(writer: &mut Writer<&mut dyn Write>, path: &str, file: &Path) -> anyhow::
     writer.member(&Member { path, kind, metadata, size, xattrs: &[] })?;
     let mut buffer = vec![0; 256 << 10];
     loop {
+        if cancel.load(Ordering::Relaxed) {
+            return Err(ExportError::Cancelled.into());
+        }
         let length = match file.read(&mut buffer) {
             Ok(0) => return Ok(()),
             Ok(length) => length,

@@ -22,6 +22,7 @@ use crate::args::{self, RegistryOptions};
 use crate::output::report;
 use crate::session::context::Context;
 use crate::session::layers;
+use crate::session::resources::scratch;
 use crate::session::signals::{give_up_when, until_signal};
 use crate::verbs::VerbArgs;
 use crate::verbs::images::registry::pull::settings;
@@ -111,7 +112,7 @@ pub(crate) fn push(context: &Context, args: &Push) -> anyhow::Result<Answer> {
     let progress = Arc::new(context.progress().with_events(context.json));
     let told = Arc::clone(&progress);
     let pauses = Pauses::to(move |pause| told.pause(pause));
-    let scratch = std::env::temp_dir();
+    let scratch = scratch(&store);
     let options = Options {
         threads: NonZeroUsize::new(threads.max(LAYERS_MIN)).expect("the width is at least 3"),
         scratch: &scratch,

@@ -13,6 +13,7 @@ use transfer::export::{IdFormat, Options, SealedTree, composefs_id};
 use transfer::progress::Event;
 
 use crate::session::context::Context;
+use crate::session::resources::scratch;
 use crate::session::signals::{give_up_when, until_signal};
 
 /// Value of `--composefs-id` without an algorithm.
@@ -78,7 +79,7 @@ impl ComposefsIdOptions {
         let progress = context.progress();
         let cancel = Arc::new(AtomicBool::new(false));
         give_up_when(store, &cancel);
-        let scratch = std::env::temp_dir();
+        let scratch = scratch(store);
         let options = Options {
             threads: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
             scratch: &scratch,

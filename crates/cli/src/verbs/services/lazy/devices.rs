@@ -353,26 +353,9 @@ impl Names {
 mod tests {
     use super::*;
 
-    fn device() -> DeviceStatus {
-        DeviceStatus {
-            device: "ab".to_owned(),
-            blob: "sha256:cd".to_owned(),
-            bytes: 100_000,
-            filled: 2,
-            units: 2,
-            is_completing: false,
-            is_mounted: true,
-            disk_error: Some("full".to_owned()),
-            last_failure: None,
-            broken: None,
-            start_of: None,
-            counts: LazyCounts::default(),
-        }
-    }
-
     #[test]
     fn hot_packs_are_one_line() {
-        let (mut one, mut other, mut without) = (device(), device(), device());
+        let [mut one, mut other, mut without] = [(); 3].map(|()| DeviceStatus::default());
         without.counts = LazyCounts { wanted_units: 9, ..LazyCounts::default() };
         assert_eq!(HotPacks::of(&[]), None);
         assert_eq!(HotPacks::of(std::slice::from_ref(&without)), None);

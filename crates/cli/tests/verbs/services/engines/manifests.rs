@@ -108,6 +108,32 @@ fn values_of_the_chart_reach_the_service() {
     assert_eq!(ran.code, Some(0), "{}", ran.err);
 }
 
+/// Kubelet puts brackets around an address of IPv6 itself.
+#[test]
+fn probes_of_the_chart_reach_the_address_of_the_metrics() {
+    let place = Place::new();
+    for (address, host) in [
+        ("127.0.0.1", "127.0.0.1"),
+        ("192.0.2.7", "192.0.2.7"),
+        ("0.0.0.0", "127.0.0.1"),
+        ("[::1]", "::1"),
+        ("[2001:db8::7]", "2001:db8::7"),
+        ("[::]", "::1"),
+    ] {
+        let value = format!("metrics.address={address}");
+        let Some(objects) = objects(&["chart", &value, "metrics.remote=true"]) else { return };
+        let container = container(&of_kind(&objects, "DaemonSet"));
+        for probe in ["startupProbe", "readinessProbe", "livenessProbe"] {
+            assert_eq!(container[probe]["httpGet"]["host"], host, "{address} {probe}");
+        }
+        let words = container["command"].as_array().unwrap().iter();
+        let words: Vec<_> = words.map(|it| it.as_str().unwrap()).collect();
+        assert!(words.contains(&&*format!("--metrics={address}:9110")), "{words:?}");
+        let ran = place.run_each(&[&words[1..], &["--print-config=containerd"]].concat());
+        assert_eq!(ran.code, Some(0), "{address}: {}", ran.err);
+    }
+}
+
 /// Without the tools of Kubernetes, the options of the plain manifest are still checked.
 #[test]
 fn options_of_the_manifest_are_those_of_the_service() {
