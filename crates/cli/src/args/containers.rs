@@ -131,7 +131,8 @@ const MOUNT: &str = "Add a mount. Docker's keywords work as well: tmpfs, bind, s
 pub(crate) struct ContainerOptions {
     #[command(flatten)]
     pub(crate) program: Program,
-    /// Replace the image's entrypoint; an empty value removes it
+    /// Replace the image's entrypoint by this program, or by a JSON array of a program and its arguments; an empty value
+    /// removes it
     #[arg(long, value_name = "PROGRAM")]
     pub(crate) entrypoint: Option<String>,
     #[command(flatten)]
