@@ -33,6 +33,7 @@ done
 mkdir -p "$test/bin" "$test/sbin" "$test/usr/bin" "$test/usr/sbin" "$test/home/podman" "$test/var/www" "$test/var/log"
 mkdir -p "$test/mnt" "$test/media" "$test/opt" "$test/srv" "$test/var/run" "$test/var/spool" "$test/usr/local/bin"
 copy "$test" ip
+copy "$test" ss
 copy "$test" socat
 # Debian's busybox lacks it.
 copy "$test" printenv
@@ -51,8 +52,8 @@ for applet in env id printf tail head sort wc who; do
     rm -f "$test/bin/$applet"
     ln -s ../../bin/busybox "$test/usr/bin/$applet"
 done
-rm -f "$test/bin/httpd"
-ln -s ../../bin/busybox "$test/usr/sbin/httpd"
+# Alpine's package of further applets, such as httpd
+ln -s busybox "$test/bin/busybox-extras"
 printf 'NAME="Alpine Linux"\nID=alpine\nVERSION_ID=3.20.3\nPRETTY_NAME="as podman'\''s test image"\n' \
     > "$test/etc/os-release"
 printf '3.20.3\n' > "$test/etc/alpine-release"
@@ -120,3 +121,4 @@ quire run --rm "$TEST_IMAGE" true
 # Each file of tests begins with a new store, into which the image is loaded.
 quire save -o "$TEST_IMAGE_FILE" "$TEST_IMAGE"
 quire rmi "$TEST_IMAGE"
+chmod 644 "$TEST_IMAGE_FILE"

@@ -9,13 +9,14 @@ mod page;
 mod tap;
 
 use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
-use rig::cache::Cache;
-use rig::process::{is_root, need, repository};
+use rig::process::{is_root, need, quiet, repository};
 use rig::{Failed, Skipped, tools};
+use tempfile::TempDir;
 
 use crate::install;
 use causes::Causes;
@@ -50,7 +51,7 @@ const FILES: [&str; 15] = [
 ];
 
 /// Programs that the tests call, each with its Debian package.
-const PROGRAMS: [(&str, &str); 10] = [
+const PROGRAMS: [(&str, &str); 11] = [
     ("bats", "bats"),
     ("busybox", "busybox-static"),
     ("crun", "crun"),
@@ -58,6 +59,7 @@ const PROGRAMS: [(&str, &str); 10] = [
     ("htpasswd", "apache2-utils"),
     ("ip", "iproute2"),
     ("jq", "jq"),
+    ("newuidmap", "uidmap"),
     ("pasta", "passt"),
     ("skopeo", "skopeo"),
     ("socat", "socat"),
@@ -69,24 +71,48 @@ const SCRIPTS: &str = "xtask/podman-tests";
 const PAGE: &str = "docs/podman-tests.md";
 
 /// Runs in a separate PID and mount namespace, which ends with this script, and with it all that the tests leave.
-/// $1 is the directory of the scripts, $2 that of the tests, $3 one for temporary files, $4 the limit in seconds; the
-/// other words are files of tests.
+/// $1 is the directory of `Place`, $2 the limit in seconds; the other words are files of tests. The tests of pasta skip
+/// themselves for root, so an ordinary user runs them.
 const SESSION: &str = r##"
-    scripts=$1 tests=$2 place=$3 limit=$4
-    shift 4
-    mkdir "$place/images" "$place/output"
-    "$scripts/images.sh" "$place/images" > "$place/images.log" 2>&1 || { cat "$place/images.log"; exit 1; }
-    cd "$tests"
+    place=$1 limit=$2
+    shift 2
+    mkdir "$place/images"
+    "$place/scripts/images.sh" "$place/images" > "$place/images.log" 2>&1 || { cat "$place/images.log"; exit 1; }
+    cd "$place/tests"
+    mknod -m 666 "$place/tun" c 10 200
+    user="setpriv --reuid=1000 --regid=1000 --clear-groups env USER=alice HOME=$place/user TMPDIR=$place/user/tmp \
+        XDG_CONFIG_HOME=$place/user/config XDG_RUNTIME_DIR=$place/user/run QUIRE_STORE=$place/user/store"
     for file; do
-        rm -rf "$QUIRE_STORE"
-        "$QUIRE" load -q -i "$TEST_IMAGE_FILE" > /dev/null 2>&1
+        as=
+        case $file in
+            505-*)
+                as=$user
+                mount --bind "$place/passwd" /etc/passwd
+                for name in subuid subgid; do
+                    [ -e /etc/$name ] || : > /etc/$name
+                    mount --bind "$place/$name" /etc/$name
+                done
+                mount --bind "$place/tun" /dev/net/tun
+                # As in images.sh: a user gets the remark as well, and one on the first store.
+                $as "$QUIRE" load -q -i "$TEST_IMAGE_FILE" > /dev/null 2>&1
+                $as "$QUIRE" run --rm "$TEST_IMAGE" true > /dev/null 2>&1
+                ;;
+            *)
+                rm -rf "$QUIRE_STORE"
+                "$QUIRE" load -q -i "$TEST_IMAGE_FILE" > /dev/null 2>&1
+                ;;
+        esac
         status=0
-        timeout --kill-after=10 "$limit" bats "$file" > "$place/output/$file" 2>&1 < /dev/null || status=$?
+        timeout --kill-after=10 "$limit" $as bats "$file" > "$place/output/$file" 2>&1 < /dev/null || status=$?
         [ $status -ne 124 ] || echo "# more than $limit seconds" >> "$place/output/$file"
-        "$QUIRE" rm --all --force > /dev/null 2>&1 || true
+        $as "$QUIRE" rm --all --force > /dev/null 2>&1 || true
         "$QUIRE" --store "$REGISTRY_STORE" rm --all --force > /dev/null 2>&1 || true
+        [ -z "$as" ] || umount /etc/passwd /etc/subuid /etc/subgid /dev/net/tun
     done
 "##;
+
+/// Number of the ordinary user, and of its group.
+const USER: u32 = 1000;
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     if !is_root() {
@@ -97,9 +123,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let tests = args.podman_source.join("test/system");
     let files = files(&tests, &args.files)?;
     let binary = args.binary.clone().map_or_else(|| install::build(false), Ok)?;
-    let cache = Cache::open()?;
-    let place = tempfile::tempdir_in(cache.dir())?;
-    let ran = session(args, &binary, &tests, place.path(), &files);
+    let place = place(&tests, &binary)?;
+    let ran = session(args.minutes, place.path(), &files);
     if let Some(output) = &args.output {
         keep(&place.path().join("output"), output)?;
     }
@@ -149,33 +174,53 @@ fn files(tests: &Path, numbers: &[String]) -> Result<Vec<String>> {
     numbers.iter().map(find).collect()
 }
 
-/// Runs the files of tests, each with its own time limit. Their output is in `output` below `place`.
-fn session(args: &Args, binary: &Path, tests: &Path, place: &Path, files: &[String]) -> Result<()> {
-    let scripts = repository().join(SCRIPTS);
-    let path = std::env::join_paths(
-        std::iter::once(scripts.join("bin"))
-            .chain(std::env::split_paths(&std::env::var_os("PATH").context("there is no PATH")?)),
-    )?;
-    for name in ["tmp", "config/quire"] {
-        fs::create_dir_all(place.join(name))?;
+/// Makes a directory with all files of a run, which an ordinary user can read.
+fn place(tests: &Path, binary: &Path) -> Result<TempDir> {
+    let place = tempfile::tempdir()?;
+    let path = |name: &str| place.path().join(name);
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755))?;
+    for name in ["output", "tmp", "config", "user/tmp", "user/run", "user/config"] {
+        fs::create_dir_all(path(name))?;
     }
+    for name in ["user", "user/tmp", "user/run", "user/config"] {
+        fs::set_permissions(path(name), fs::Permissions::from_mode(0o700))?;
+        chown(path(name), Some(USER), Some(USER))?;
+    }
+    fs::copy(binary, path("quire"))?;
+    for (from, to) in [(tests, "tests"), (&repository().join(SCRIPTS), "scripts")] {
+        quiet(Command::new("cp").arg("-r").arg(from).arg(path(to)))?;
+    }
+    let mut chmod = Command::new("chmod");
+    quiet(chmod.args(["-R", "a+rX"]).args(["tests", "scripts", "quire"].map(path)))?;
+    let passwd = fs::read_to_string("/etc/passwd")?;
+    fs::write(path("passwd"), format!("alice:x:{USER}:{USER}::/:/bin/sh\n{passwd}"))?;
+    for name in ["subuid", "subgid"] {
+        fs::write(path(name), "alice:2000000000:65536\n")?;
+    }
+    Ok(place)
+}
+
+/// Runs the files of tests, each with its own time limit. Their output is in `output` below `place`.
+fn session(minutes: u32, place: &Path, files: &[String]) -> Result<()> {
+    let path = |name: &str| place.join(name);
+    let search = std::env::var_os("PATH").context("there is no PATH")?;
+    let search = std::iter::once(path("scripts/bin")).chain(std::env::split_paths(&search));
     let mut unshare = Command::new(need("unshare")?);
     unshare.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
-    unshare.args(["sh", "-euc", SESSION, "sh"]);
-    unshare.arg(&scripts).arg(fs::canonicalize(tests)?).arg(place);
-    unshare.arg((args.minutes * 60).to_string()).args(files);
+    unshare.args(["sh", "-euc", SESSION, "sh"]).arg(place);
+    unshare.arg((minutes * 60).to_string()).args(files);
     unshare
-        .env("PATH", path)
-        .env("PODMAN", scripts.join("podman.sh"))
+        .env("PATH", std::env::join_paths(search)?)
+        .env("PODMAN", path("scripts/podman.sh"))
         .env("PODMAN_TIMEOUT", "30")
-        .env("QUIRE", fs::canonicalize(binary)?)
-        .env("QUIRE_STORE", place.join("store"))
-        .env("REGISTRY_STORE", place.join("registry-store"))
-        .env("TEST_IMAGE_FILE", place.join("test-image.tar"))
+        .env("QUIRE", path("quire"))
+        .env("QUIRE_STORE", path("store"))
+        .env("REGISTRY_STORE", path("registry-store"))
+        .env("TEST_IMAGE_FILE", path("test-image.tar"))
         .env("TEST_IMAGE", "quay.io/libpod/testimage:20241011")
         .env("REGISTRY_IMAGE", "quay.io/libpod/registry:2.8.2")
-        .env("XDG_CONFIG_HOME", place.join("config"))
-        .env("TMPDIR", place.join("tmp"))
+        .env("XDG_CONFIG_HOME", path("config"))
+        .env("TMPDIR", path("tmp"))
         .env("LC_ALL", "C.UTF-8");
     let status = unshare.stdin(Stdio::null()).status().context("cannot start unshare")?;
     if !status.success() {

@@ -63,13 +63,30 @@ impl Causes {
                 Some(rule(&subject(file, test, reason)).unwrap_or_else(|| reason.replace('`', "'")))
             }
             Outcome::Unfinished => Some(String::from("not run within the time limit")),
-            // What a test's teardown prints is no cause.
-            Outcome::Failed => {
-                let output = test.output.split("\n# [teardown]").next().unwrap_or_default();
-                rule(&subject(file, test, output))
-            }
+            Outcome::Failed => rule(&subject(file, test, &failure(&test.output))),
         }
     }
+}
+
+/// Returns the lines about the failure: the line of the test that failed, and the last command with its output. Commands
+/// before that may fail as the test expects, and those of the teardown are no cause.
+fn failure(output: &str) -> String {
+    let output = output.split("\n# [teardown]").next().unwrap_or_default();
+    // The tests frame what an assertion prints.
+    let end = output.find("\n#\\^").unwrap_or(output.len());
+    let output = output.get(..end).unwrap_or(output);
+    let is_command = |line: &&str| line.starts_with('[') && line.contains("/podman.sh ");
+    let place = output.lines().take_while(|line| !line.starts_with('['));
+    let commands = output.lines().filter(is_command).count();
+    let mut seen = 0;
+    let last = output.lines().skip_while(|line| {
+        seen += usize::from(is_command(line));
+        commands > 0 && seen < commands
+    });
+    if commands == 0 {
+        return output.to_owned();
+    }
+    place.chain(last).collect::<Vec<_>>().join("\n")
 }
 
 /// Stands for a cause that no rule gives.
@@ -108,6 +125,23 @@ mod tests {
         let causes: Vec<_> = file.tests.iter().map(|it| it.cause.as_str()).collect();
         assert_eq!(causes, ["by name", NO_CAUSE, "no 'ssh'"]);
         assert_eq!(unknown, ["130-kill.bats 2: podman kill - other"]);
+    }
+
+    /// The lines are those of bats 1.8.2 and of podman's `helpers.bash`.
+    #[test]
+    fn the_last_command_before_the_failure_counts() {
+        let text = "(in test file 160-volumes.bats, line 20)\n  `run_podman volume ls' failed\n\n\
+            [19:40:31.1] # /x/podman.sh  create a\n[19:40:31.2] first\n\n\
+            [19:40:31.3] # /x/podman.sh  volume ls\n[19:40:31.4] second\n[19:40:31.5] [ rc=2 ]\n\
+            #/vvv\n#| FAIL: exit code is 2\n#\\^^^\n[19:40:31.6] # /x/podman.sh  rm -a\n# [teardown]\n";
+        let found = failure(text);
+        for expect in ["run_podman volume ls", "volume ls\n", "second", "rc=2", "exit code is 2"] {
+            assert!(found.contains(expect), "{expect}: {found}");
+        }
+        for other in ["first", "create a", "rm -a", "teardown"] {
+            assert!(!found.contains(other), "{other}: {found}");
+        }
+        assert_eq!(failure("buildah: not found\n# [teardown]\n"), "buildah: not found");
     }
 
     #[test]

@@ -10,13 +10,14 @@ const HEAD: &str = "\
 # Podman's own tests
 
 `cargo xtask podman-tests` runs system tests of podman's repository (`test/system`) with Quire in the place of podman,
-as root, and writes this page. The tests are not changed. Between them and Quire is a script of at most 100 lines,
-`xtask/podman-tests/podman.sh`, which translates the commands of their setup and teardown; commands under test reach
-Quire as they are. Their image is made of programs of the host, because the original is in a registry.
+and writes this page. Root runs them, and an ordinary user those of pasta, because they skip themselves for root. The
+tests are not changed. `xtask/podman-tests/podman.sh`, a script of at most 100 lines, translates commands of their setup
+and teardown; commands under test reach Quire as they are. Their image is made of programs of the host, because the
+original is in a registry.
 
-Many tests compare whole messages, or podman's own exit codes and ids. Such a test fails here even if the command did
-what it should, and so does a test whose last line needs an option that Quire lacks. Each test that does not pass has
-its first cause below. [For docker and podman users](docker-users.md) lists the differences by command.
+Many tests compare whole messages, or podman's own exit codes. Such a test fails even if the command did what it should,
+and so does a test with many steps of which one needs an option that Quire lacks. Each test that does not pass is listed
+below with its first cause. [For docker and podman users](docker-users.md) has the differences by command.
 ";
 
 /// A test that does not pass, as it is on the page.
