@@ -72,7 +72,7 @@ pub(crate) fn bundle_options(
         network: match &wanted.network {
             None | Some(NetworkKind::None) => Network::None,
             Some(NetworkKind::Host) => Network::Host,
-            Some(NetworkKind::Pasta) => Network::Pasta,
+            Some(NetworkKind::Pasta | NetworkKind::PastaWith(_)) => Network::Pasta,
             Some(NetworkKind::Joined(path)) => Network::Joined(network_namespace(path)?),
             Some(NetworkKind::Container(name)) => Network::Container(name.clone()),
         },
