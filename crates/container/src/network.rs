@@ -5,6 +5,8 @@
 //! unprivileged user in a user namespace that owns only the container's network, unless it needs rights that only root
 //! has.
 
+mod options;
+
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, PipeReader, Read as _};
@@ -27,6 +29,8 @@ use store::OperationError;
 use crate::backoff::GLANCE;
 use crate::bundle::etc_files::FORWARDER;
 use crate::folder::{NETWORK, PORTS};
+
+pub use options::{PastaOptions, PastaOptionsError};
 
 /// A protocol with ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -60,6 +64,9 @@ pub struct Pasta {
     pub program: PathBuf,
     /// Ports that are forwarded to the container.
     pub ports: Vec<Ports>,
+    /// Options that the user chose.
+    #[serde(default, skip_serializing_if = "PastaOptions::is_empty")]
+    pub options: PastaOptions,
 }
 
 /// Reason why a network cannot be connected.
@@ -204,19 +211,28 @@ impl Pasta {
     }
 
     fn words(&self, network: &Path) -> Vec<OsString> {
-        // The host's loopback must not be reachable from the container, neither by the gateway's address nor by the
-        // container's loopback.
-        let mut words = ["-f", "-q", "--config-net", "--no-map-gw", "-T", "none", "-U", "none"]
-            .map(OsString::from)
-            .to_vec();
-        for (option, protocol) in [("-t", Protocol::Tcp), ("-u", Protocol::Udp)] {
+        let mut words = ["-f", "-q", "--config-net"].map(OsString::from).to_vec();
+        // Unless the user wants it, the host's loopback must not be reachable from the container, neither by the
+        // gateway's address nor by the container's loopback.
+        if !self.options.maps_gateway() && !self.options.has("--no-map-gw", "--no-map-gw") {
+            words.push("--no-map-gw".into());
+        }
+        for (option, name) in [("-T", "--tcp-ns"), ("-U", "--udp-ns")] {
+            if !self.options.has(option, name) {
+                words.extend([option.into(), "none".into()]);
+            }
+        }
+        for (option, name, protocol) in
+            [("-t", "--tcp-ports", Protocol::Tcp), ("-u", "--udp-ports", Protocol::Udp)]
+        {
             let specs: Vec<_> =
                 self.ports.iter().filter(|it| it.protocol == protocol).map(Ports::spec).collect();
-            let none = specs.is_empty().then(|| "none".to_owned());
-            for spec in specs.into_iter().chain(none) {
+            let is_none = specs.is_empty() && !self.options.has(option, name);
+            for spec in specs.into_iter().chain(is_none.then(|| "none".to_owned())) {
                 words.extend([option.into(), spec.into()]);
             }
         }
+        words.extend(self.options.words().map(OsString::from));
         words.extend(["--dns-forward", FORWARDER, "-P", "/proc/self/fd/1"].map(OsString::from));
         words.extend(["--netns".into(), network.into()]);
         words
@@ -394,12 +410,13 @@ mod tests {
     /// The options are those of pasta(1).
     #[test]
     fn what_pasta_is_told() {
-        let pasta = |ports: &[Ports]| {
-            let pasta = Pasta { program: "pasta".into(), ports: ports.to_vec() };
+        let told = |ports: &[Ports], options: PastaOptions| {
+            let pasta = Pasta { program: "pasta".into(), ports: ports.to_vec(), options };
             let words = pasta.words(Path::new("/n"));
             let words: Vec<_> = words.iter().map(|it| it.to_str().unwrap()).collect();
             words.join(" ")
         };
+        let pasta = |ports: &[Ports]| told(ports, PastaOptions::default());
         let text = pasta(&[]);
         for expect in ["-T none", "-U none", "-t none", "-u none", "--no-map-gw", "--netns /n"] {
             assert!(text.contains(expect), "{text}");
@@ -411,6 +428,10 @@ mod tests {
         ]);
         let expect = "-t 8080:80 -t 127.0.0.1/9000-9002:80-82 -u ::1/53:80 --dns-forward";
         assert!(text.contains(expect), "{text}");
+        let text = told(&[], "--tcp-ports,8080,--map-gw,-6".parse().unwrap());
+        assert!(text.contains(" --tcp-ports 8080 -6 "), "{text}");
+        assert!(text.contains("-u none") && text.contains("-T none"), "{text}");
+        assert!(!text.contains("-t none") && !text.contains("map-gw"), "{text}");
     }
 
     #[test]

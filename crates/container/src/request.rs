@@ -323,7 +323,11 @@ mod tests {
                     relabels: true,
                 })
                 .to_vec(),
-            pasta: Some(Pasta { program: "/usr/bin/pasta".into(), ports: vec![ports] }),
+            pasta: Some(Pasta {
+                program: "/usr/bin/pasta".into(),
+                ports: vec![ports],
+                options: "-m,1280".parse().unwrap(),
+            }),
             names: Some(Names {
                 hosts: Some(vec![Host {
                     address: "10.0.0.1".parse().unwrap(),

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use clap::{Args, ValueHint};
 use container::bundle::mounts::MountRequest;
+use container::network::{PastaOptions, PastaOptionsError};
 use container::root::WritableChoice;
 
 #[cfg(feature = "serve")]
@@ -22,6 +23,8 @@ pub(crate) enum NetworkKind {
     Host,
     /// A private namespace that pasta connects to the host's network.
     Pasta,
+    /// The same, with options of pasta.
+    PastaWith(PastaOptions),
     /// Path of an existing network namespace.
     Joined(PathBuf),
     /// Name of another container.
@@ -36,6 +39,10 @@ impl FromStr for NetworkKind {
             ("none", _) => Ok(Self::None),
             ("host", _) => Ok(Self::Host),
             ("pasta", _) => Ok(Self::Pasta),
+            (name, _) if name.starts_with(PASTA) => {
+                let options = name.strip_prefix(PASTA).unwrap_or_default().parse();
+                options.map(Self::PastaWith).map_err(|error: PastaOptionsError| error.to_string())
+            }
             ("bridge" | "slirp4netns" | "private", _) => {
                 Err("use pasta, a private network that connects out through the host's".to_owned())
             }
@@ -51,6 +58,9 @@ impl FromStr for NetworkKind {
 
 const NETWORKS: &str =
     "use none, pasta, host, container:NAME, or ns:PATH, for example ns:/run/netns/NAME";
+
+/// Prefix of options of pasta.
+const PASTA: &str = "pasta:";
 
 /// Prefix of a container's name.
 const CONTAINER: &str = "container:";
@@ -99,6 +109,7 @@ const NETWORK: &str = "Connect the container to a network, by default none. `qui
     installed\n\
     - none: only loopback\n\
     - pasta: a private network that connects out through the host's; --publish leads into it (`run` only)\n\
+    - pasta:OPTION,…: the same, with options of pasta(1), for example pasta:-4,--mtu,1280\n\
     - host: the host's network\n\
     - container:NAME: the network of another container, which must run (`run` and `create` only)\n\
     - ns:PATH: an existing network namespace, such as one of `ip netns`";
@@ -131,7 +142,8 @@ const MOUNT: &str = "Add a mount. Docker's keywords work as well: tmpfs, bind, s
 pub(crate) struct ContainerOptions {
     #[command(flatten)]
     pub(crate) program: Program,
-    /// Replace the image's entrypoint; an empty value removes it
+    /// Replace the image's entrypoint by this program, or by a JSON array of a program and its arguments; an empty value
+    /// removes it
     #[arg(long, value_name = "PROGRAM")]
     pub(crate) entrypoint: Option<String>,
     #[command(flatten)]

@@ -75,10 +75,12 @@ impl FromStr for Published {
             None => (None, None),
             Some((address, host)) => {
                 let bare = address.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
-                let is_v6 = bare.is_some();
+                let has_brackets = bare.is_some();
                 let address = Some(bare.unwrap_or(address)).filter(|it| !it.is_empty());
                 let parsed = address.map(IpAddr::from_str).transpose();
-                let parsed = parsed.ok().filter(|it| it.is_none_or(|it| it.is_ipv6() == is_v6));
+                // An IPv4 address may have brackets as well, as in podman.
+                let parsed =
+                    parsed.ok().filter(|it| it.is_none_or(|it| it.is_ipv4() || has_brackets));
                 let address = parsed.ok_or_else(|| {
                     format!(
                         "\"{}\" is not an IP address: {FORM}, IPv6 as [::1]",
@@ -114,6 +116,7 @@ mod tests {
             ("8080:80/udp", None, Some(range(8080, 1)), range(80, 1), udp),
             ("127.0.0.1:8080:80/tcp", Some("127.0.0.1"), Some(range(8080, 1)), range(80, 1), tcp),
             ("127.0.0.1::80", Some("127.0.0.1"), None, range(80, 1), tcp),
+            ("[127.0.0.1]:8080:80", Some("127.0.0.1"), Some(range(8080, 1)), range(80, 1), tcp),
             ("[::1]:8080:80", Some("::1"), Some(range(8080, 1)), range(80, 1), tcp),
             ("8000-8002:9000-9002", None, Some(range(8000, 3)), range(9000, 3), tcp),
             ("65535:1-1", None, Some(range(65535, 1)), range(1, 1), tcp),
@@ -136,7 +139,7 @@ mod tests {
             "1-2:1",
             "x:1:1",
             "::1:1:1",
-            "[127.0.0.1]:1:1",
+            "[x]:1:1",
             "[::1:1:1",
             "1:2:3:4",
             "80/",

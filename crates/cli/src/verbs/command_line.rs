@@ -10,12 +10,22 @@ pub(crate) fn command() -> Command {
     Cli::command().mut_subcommands(|verb| {
         let Some(row) = row(verb.get_name()) else { return verb };
         let verb = row.describe(verb);
+        let verb = match row.has_short_quiet {
+            // As below: this takes the place of the global option, which has no letter.
+            true => verb.arg(global("quiet").short('q').conflicts_with("verbose")),
+            false => verb,
+        };
         if row.prints_json {
             return verb;
         }
         // This hidden option replaces the global option for a verb without JSON.
-        verb.arg(Arg::new("json").long("json").global(true).hide(true).action(ArgAction::SetTrue))
+        verb.arg(global("json"))
     })
+}
+
+/// Returns a verb's form of a global option. Help has only the program's.
+fn global(name: &'static str) -> Arg {
+    Arg::new(name).long(name).global(true).hide(true).action(ArgAction::SetTrue)
 }
 
 /// Run containers and mount OS images from one verified, deduplicated store.

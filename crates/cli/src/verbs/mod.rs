@@ -56,6 +56,8 @@ pub(crate) trait VerbArgs: Args {
     const EXIT_CODES: &'static str = EXIT_CODES;
     /// Whether the verb accepts `--json`.
     const PRINTS_JSON: bool = true;
+    /// Whether `-q` stands for `--quiet`, as in podman. Other verbs use the letter for something else, or for nothing.
+    const HAS_SHORT_QUIET: bool = false;
     /// Whether `-h` prints the help. Verbs that start containers use it for `--hostname`.
     const HAS_SHORT_HELP: bool = true;
 
@@ -77,6 +79,8 @@ pub(crate) struct VerbRow {
     pub(crate) about: &'static str,
     pub(crate) details: &'static str,
     has_short_help: bool,
+    /// Whether `-q` stands for `--quiet`.
+    pub(crate) has_short_quiet: bool,
 }
 
 impl VerbRow {
@@ -92,6 +96,7 @@ impl VerbRow {
             about: T::ABOUT,
             details: T::DETAILS,
             has_short_help: T::HAS_SHORT_HELP,
+            has_short_quiet: T::HAS_SHORT_QUIET,
         }
     }
 

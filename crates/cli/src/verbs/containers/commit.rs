@@ -45,6 +45,7 @@ impl VerbArgs for Commit {
         written with --writable memory is lost when the container ends.";
     const EXAMPLES: &'static str =
         "quire commit -m 'configured' --change 'CMD [\"app\"]' web app:2";
+    const HAS_SHORT_QUIET: bool = true;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         commit(context, self)

@@ -65,17 +65,14 @@ pub(crate) fn bundle_options(
     }
     Ok(BundleOptions {
         command: command.collect::<anyhow::Result<_>>()?,
-        entrypoint: wanted.entrypoint.as_ref().map(|it| match it.as_str() {
-            "" => Vec::new(),
-            program => vec![program.to_owned()],
-        }),
+        entrypoint: wanted.entrypoint.as_deref().map(entrypoint),
         env: given.env,
         working_dir: wanted.program.workdir.clone(),
         terminal,
         network: match &wanted.network {
             None | Some(NetworkKind::None) => Network::None,
             Some(NetworkKind::Host) => Network::Host,
-            Some(NetworkKind::Pasta) => Network::Pasta,
+            Some(NetworkKind::Pasta | NetworkKind::PastaWith(_)) => Network::Pasta,
             Some(NetworkKind::Joined(path)) => Network::Joined(network_namespace(path)?),
             Some(NetworkKind::Container(name)) => Network::Container(name.clone()),
         },
@@ -277,8 +274,34 @@ fn variables(
     Ok(env)
 }
 
+/// Parses a value of `--entrypoint`: a program, or a JSON array with its arguments, as in podman. An empty value
+/// removes the image's entrypoint.
+fn entrypoint(text: &str) -> Vec<String> {
+    match serde_json::from_str::<Vec<String>>(text) {
+        Ok(words) => words,
+        Err(_) if text.is_empty() => Vec::new(),
+        Err(_) => vec![text.to_owned()],
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    /// Source: podman-run(1), `--entrypoint`.
+    #[test]
+    fn an_entrypoint_is_a_program_or_a_list() {
+        let cases: [(&str, &[&str]); 6] = [
+            ("", &[]),
+            ("[]", &[]),
+            ("/bin/sh", &["/bin/sh"]),
+            (r#"["/bin/echo", "a b"]"#, &["/bin/echo", "a b"]),
+            ("[", &["["]),
+            ("[1]", &["[1]"]),
+        ];
+        for (text, expect) in cases {
+            assert_eq!(super::entrypoint(text), expect, "{text}");
+        }
+    }
+
     use super::*;
 
     #[test]

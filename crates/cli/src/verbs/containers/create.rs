@@ -34,6 +34,7 @@ impl VerbArgs for Create {
     const EXAMPLES: &'static str =
         "quire create --name batch debian -- sleep 60\n  quire start batch";
     const HAS_SHORT_HELP: bool = false;
+    const HAS_SHORT_QUIET: bool = true;
     const GROUPS: &'static [option_groups::OptionGroup] = option_groups::CONTAINER;
     const PRINTS_JSON: bool = false;
     const EXIT_CODES: &'static str = START_CODES;

@@ -4,7 +4,7 @@ use std::num::NonZeroU16;
 
 use anyhow::{Context as _, bail};
 use container::bundle::Network;
-use container::network::{Pasta, Ports, TUN, can_make_interfaces, free_port};
+use container::network::{Pasta, PastaOptions, Ports, TUN, can_make_interfaces, free_port};
 
 use crate::args::NetworkKind;
 use crate::args::ports::Published;
@@ -52,7 +52,11 @@ pub(crate) fn pasta(
     for published in named.into_iter().chain(any) {
         add(published, &mut ports).with_context(|| format!("--publish {}", published.text))?;
     }
-    Ok(Some(Pasta { program, ports }))
+    let options = match wanted {
+        Some(NetworkKind::PastaWith(options)) => options.clone(),
+        _ => PastaOptions::default(),
+    };
+    Ok(Some(Pasta { program, ports, options }))
 }
 
 /// Checks that the ports are available, so that the error names the option instead of coming from pasta.

@@ -65,6 +65,7 @@ impl VerbArgs for Run {
     const EXAMPLES: &'static str = "quire run debian -- cat /etc/os-release\n  quire run -d --name web -v /srv/www:/www:ro nginx\n  \
          quire run --read-only --memory 512m --userns auto app";
     const HAS_SHORT_HELP: bool = false;
+    const HAS_SHORT_QUIET: bool = true;
     const GROUPS: &'static [option_groups::OptionGroup] = option_groups::CONTAINER;
     const PRINTS_JSON: bool = false;
     const EXIT_CODES: &'static str = RUN_CODES;

@@ -56,6 +56,7 @@ impl VerbArgs for Import {
         changes always give the same image. An image of dir: gets a layer then, so that it can be pushed and committed; \
         without `--change` it has none.";
     const EXAMPLES: &'static str = "quire import oci:./layout:1.0 app\n  docker export web | quire import tar:- web\n  quire import dir:/srv/root base\n  quire import --change 'CMD [\"sh\"]' dir:/srv/root base\n  quire import erofs:base.erofs again";
+    const HAS_SHORT_QUIET: bool = true;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         import(context, self)

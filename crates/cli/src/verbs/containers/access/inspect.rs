@@ -101,7 +101,44 @@ fn print(format: Option<&str>, found: &[Value]) -> anyhow::Result<()> {
         None | Some("") => report::json(&found),
         Some(format) if template::is_json(format) => report::json(&found),
         Some(_) if found.is_empty() => Ok(()),
-        Some(format) => template::print(&template::list(format, found, &[])?),
+        Some(format) => template::print(&template::list(&normalized(format), found, &[])?),
+    }
+}
+
+/// Replaces names of fields that podman accepts in templates besides those of its JSON. Source: podman,
+/// `cmd/podman/inspect/inspect.go`, `inspectNormalize`, and Go's names of the fields `Id`.
+fn normalized(format: &str) -> String {
+    let mut text = format.replace(".Src", ".Source").replace(".Dst", ".Destination");
+    for (name, field) in [(".ImageID", ".Image"), (".ID", ".Id")] {
+        let mut rest = text.as_str();
+        let mut replaced = String::new();
+        while let Some((before, after)) = rest.split_once(name) {
+            let is_longer = after.starts_with(|it: char| it.is_alphanumeric() || it == '_');
+            replaced.push_str(before);
+            replaced.push_str(if is_longer { name } else { field });
+            rest = after;
+        }
+        replaced.push_str(rest);
+        text = replaced;
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_have_podmans_other_names() {
+        for (format, expect) in [
+            ("{{.ID}} {{.Name}}", "{{.Id}} {{.Name}}"),
+            ("{{ .ID }}{{.IDMappings}}{{.ID}}", "{{ .Id }}{{.IDMappings}}{{.Id}}"),
+            ("{{.ImageID}}", "{{.Image}}"),
+            ("{{range .Mounts}}{{.Dst}}{{end}}", "{{range .Mounts}}{{.Destination}}{{end}}"),
+            ("{{.State.Status}}", "{{.State.Status}}"),
+        ] {
+            assert_eq!(normalized(format), expect);
+        }
     }
 }
 

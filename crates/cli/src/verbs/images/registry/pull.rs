@@ -85,6 +85,7 @@ impl VerbArgs for Pull {
     const ABOUT: &'static str = "Pull an image from a registry";
     const EXAMPLES: &'static str =
         "quire pull debian:13\n  quire pull --platform linux/arm64 ghcr.io/owner/app:1.2 app";
+    const HAS_SHORT_QUIET: bool = true;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         pull(context, self)

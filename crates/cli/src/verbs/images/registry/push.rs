@@ -70,6 +70,7 @@ impl VerbArgs for Push {
         place where cosign, skopeo and podman look for them.\n\n\
         If the image was pulled from an index, Quire pushes the image of the pulled platform only, not the index.";
     const EXAMPLES: &'static str = "quire push app registry.example.com/team/app:1.2\n  quire push --sign-by-sigstore-private-key cosign.key app registry.example.com/team/app:1.2";
+    const HAS_SHORT_QUIET: bool = true;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         push(context, self)
