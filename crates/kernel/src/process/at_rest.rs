@@ -7,12 +7,13 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, Timespec};
+use rustix::event::PollFd;
 use rustix::io::Errno;
 use rustix::mm::Advice;
 
 use super::constants::Constants;
 use super::daemonize::is_alone;
+use super::pause::{Pause, Rounds, Waited};
 use super::{inherited, trim_heap};
 
 /// How long a process expects to wait.
@@ -50,40 +51,33 @@ impl Waiter {
         Self { expected, quiet: QUIET, pause: QUIET, constants: None }
     }
 
-    /// Waits like poll(2), or less: without an event, it may return before the timeout.
-    pub(super) fn poll(
-        &mut self,
-        fds: &mut [PollFd<'_>],
-        timeout: Option<Duration>,
-    ) -> Result<usize, Errno> {
-        let is_long = timeout.is_none_or(|it| it > self.pause);
+    /// Waits like poll(2), or less: without an event, it may return before the end of the time.
+    pub(super) fn poll(&mut self, fds: &mut [PollFd<'_>], pause: &Pause<'_>) -> Result<(), Errno> {
+        let is_long = pause.most.is_none_or(|it| it > self.pause);
         if self.expected == ExpectedWait::Short || !is_long {
-            return poll(fds, timeout);
+            return Rounds::new(pause.most, pause).wait(fds).map(drop);
         }
-        let ready = poll(fds, Some(self.pause))?;
-        if ready > 0 {
+        if Rounds::new(Some(self.pause), pause).wait(fds)? != Waited::Over {
             self.pause = self.quiet;
-            return Ok(ready);
+            return Ok(());
         }
         // A thread needs the constants. It may end without an event.
         if !is_alone() {
             self.pause = self.pause.saturating_mul(2).min(RARELY);
-            return Ok(0);
+            return Ok(());
         }
-        let rest = timeout.map(|it| it.saturating_sub(self.pause));
+        let rest = Rounds::new(pause.most.map(|it| it.saturating_sub(self.pause)), pause);
         let constants = self.constants.get_or_insert_with(Constants::find);
         shrink();
         let since = Instant::now();
-        let ready = match constants {
+        let waited = match constants {
             // A handler may need the constants as well.
-            Some(constants) if !inherited::handles_signals() => {
-                constants.poll(fds, rest.and_then(timespec).as_ref())
-            }
-            _ => poll(fds, rest),
+            Some(constants) if !inherited::handles_signals() => constants.wait(fds, &rest),
+            _ => rest.wait(fds),
         };
         self.quiet = next_quiet(self.quiet, since.elapsed());
         self.pause = self.quiet;
-        ready
+        waited.map(drop)
     }
 }
 
@@ -92,15 +86,6 @@ impl Waiter {
 fn next_quiet(quiet: Duration, wait: Duration) -> Duration {
     let is_worth_it = wait >= quiet.saturating_mul(4);
     if is_worth_it { QUIET } else { quiet.saturating_mul(2).min(QUIET_MAX) }
-}
-
-fn poll(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> Result<usize, Errno> {
-    rustix::event::poll(fds, timeout.and_then(timespec).as_ref())
-}
-
-/// A time that is too long for the kernel is no limit.
-fn timespec(time: Duration) -> Option<Timespec> {
-    Timespec::try_from(time).ok()
 }
 
 /// Space below the current frame that is kept, in bytes: more than the red zone and the frames of these functions.
