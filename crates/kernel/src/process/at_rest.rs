@@ -11,6 +11,7 @@ use rustix::event::PollFd;
 use rustix::io::Errno;
 use rustix::mm::Advice;
 
+use super::allocator::empty_thread_cache;
 use super::constants::Constants;
 use super::daemonize::is_alone;
 use super::pause::{Pause, Rounds, Waited};
@@ -99,6 +100,10 @@ const KEPT: usize = 16 << 10;
 /// not touch files, because another thread could change the mappings at the same time. Without `/proc`, it frees only
 /// heap.
 pub fn shrink() {
+    if is_alone() {
+        empty_thread_cache();
+        wait_to_be_alone();
+    }
     let mappings = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
     let here = std::ptr::from_ref(&mappings).addr();
     let stack = unused_stack(&mappings, here);
@@ -113,6 +118,16 @@ pub fn shrink() {
         // SAFETY: the mapping is read-only and has no changed page, so the kernel reads the same bytes again. Both are
         // still so, because this is the only thread, and the allocator maps no files.
         unsafe { give_back(&file) };
+    }
+}
+
+/// Waits until the kernel has removed a thread that has ended, for a few milliseconds at most.
+fn wait_to_be_alone() {
+    for _ in 0..100 {
+        if is_alone() {
+            return;
+        }
+        std::thread::sleep(Duration::from_micros(50));
     }
 }
 
@@ -270,6 +285,29 @@ SwapPss:               0 kB
         let mut entry = [0; 8];
         pagemap.read_exact_at(&mut entry, page * 8).unwrap();
         u64::from_le_bytes(entry) >> 63 == 1
+    }
+
+    /// The first freed pieces of a size stay in the cache of the thread, each on a page that is free otherwise.
+    #[cfg(target_env = "gnu")]
+    #[test]
+    fn no_page_is_kept_for_a_piece_in_the_cache_of_a_thread() {
+        const CACHED: usize = 7;
+        let mut pieces: Vec<_> = (0..1024).map(|_| Some(vec![1_u8; 1000])).collect();
+        // This piece keeps the others from becoming the end of the heap.
+        let last = pieces.pop();
+        let cached: Vec<_> = (1..=CACHED).map(|it| pieces[it * 128].take().unwrap()).collect();
+        let addresses: Vec<_> = cached.iter().map(|it| it.as_ptr().expose_provenance()).collect();
+        drop(cached);
+        drop(pieces);
+        let present = || {
+            trim_heap();
+            addresses.iter().filter(|it| is_present("self", **it)).count()
+        };
+        assert_eq!(present(), CACHED, "the cache has none of them");
+        empty_thread_cache();
+        // The other thread may have got one of the pages for its own use.
+        assert!(present() < CACHED / 2, "{}", present());
+        drop(last);
     }
 
     /// The threads of this process could replace the mapping of a file by another one at any time, so a child with one
