@@ -41,6 +41,7 @@ mod samples;
 mod service;
 mod session;
 mod storing;
+mod thousand;
 mod tls;
 mod tree;
 mod updates;
@@ -84,7 +85,7 @@ struct Args {
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
     /// Only tables whose titles begin with this, in the benches metadata, rootless, read, lazy, outages, engine, pods
-    /// and compare; may be repeated
+    /// and compare, or rows, in the bench thousand; may be repeated
     #[arg(long, value_name = "TEXT", requires = "output")]
     only: Vec<String>,
     /// Another build of Quire, for the bench that compares two
@@ -104,7 +105,7 @@ const FIGURES: &str = "figures";
 
 /// Name, description and function of each bench.
 #[rustfmt::skip]
-const BENCHES: [(&str, &str, Bench); 28] = [
+const BENCHES: [(&str, &str, Bench); 29] = [
     ("mkcomposefs", "A dump of 64,246 entries into an image", mkcomposefs::bench),
     ("import", "An OCI layout of two gzip layers into a store; 3 GB of disk for each run", import::bench),
     ("storing", "An image's import and removal, in every form; 6 GB of disk for each run", storing::bench),
@@ -119,6 +120,7 @@ const BENCHES: [(&str, &str, Bench); 28] = [
     ("derived", "Twenty images of one base, each with a container: time, disk, page cache", derived::bench),
     ("forks", "Snapshots, forks and rollbacks of a container that has written 64 MiB or 4 GiB; 16 GB of disk", forks::bench),
     ("density", "Many containers: one after the other, eight at a time, and many alive at once", density::bench),
+    ("thousand", "A thousand containers of ten images: memory, starts, `ps`, removal, and what is left", thousand::bench),
     ("writable", "Work in containers whose changes go to different places, and their removal", writable::bench),
     ("gvisor", "The same work in crun and in gVisor, by the root that it gets; needs runsc of the inputs", gvisor::bench),
     ("pagecache", "Memory for two images a minor version apart, in a virtual machine with the newest kernel",

@@ -33,7 +33,7 @@ pub(super) fn is_mounted(target: &Path) -> Result<bool> {
 }
 
 /// Mount points, in the order of their mounts.
-fn mounts() -> Result<Vec<PathBuf>> {
+pub(super) fn mounts() -> Result<Vec<PathBuf>> {
     let mounts = fs::read("/proc/self/mounts")?;
     let targets =
         mounts.split(|it| *it == b'\n').filter_map(|it| it.split(|it| *it == b' ').nth(1));

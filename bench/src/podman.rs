@@ -52,12 +52,22 @@ pub(super) fn pulled(context: &Context<'_>, layout: &Path) -> Result<Option<Stri
     Ok(Some(quiet(&mut pull(context, layout)?)?.trim().to_owned()))
 }
 
-/// The beginning of a command that runs a container, with one more option.
+/// The beginning of a command that runs a container by runc, with one more option.
 pub(super) fn run(context: &Context<'_>, layout: &Path, option: &str) -> Result<Command> {
+    run_by("runc", context, layout, option)
+}
+
+/// The beginning of a command that runs a container by a runtime, with one more option.
+pub(super) fn run_by(
+    runtime: &str,
+    context: &Context<'_>,
+    layout: &Path,
+    option: &str,
+) -> Result<Command> {
     // podman raises the limits by default, which is not permitted everywhere.
     Ok(more!(
         podman(context, layout)?,
-        "--runtime runc run {option} --network=none",
+        "--runtime {runtime} run {option} --network=none",
         "--ulimit nofile=1024:1024 --ulimit nproc=1024:1024"
     ))
 }

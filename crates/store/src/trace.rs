@@ -23,6 +23,8 @@ pub(crate) enum Change {
     /// Punches a hole from one offset up to another.
     Punch(PathBuf, u64, u64),
     Rename(PathBuf, PathBuf),
+    /// Gives each of two entries the name of the other.
+    Exchange(PathBuf, PathBuf),
     Unlink(PathBuf),
     SyncFile(PathBuf),
     SyncDirectory(PathBuf),

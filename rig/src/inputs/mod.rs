@@ -330,6 +330,11 @@ pub fn base_root(cache: &Cache) -> Result<PathBuf> {
     rootfs::base(cache, false).map(|base| base.root())
 }
 
+/// Returns the layer of Debian's minimal system, for images that are made of it.
+pub fn base_layer(cache: &Cache) -> Result<layer::LayerFile> {
+    rootfs::base(cache, false)?.layer()
+}
+
 /// Decompresses `NAME.dump.gz`, from the directory in `QUIRE_TEST_DATA`, to `NAME.dump` in the cache.
 pub fn dump(cache: &Cache, name: &str) -> Result<PathBuf> {
     let folder = std::env::var_os("QUIRE_TEST_DATA")

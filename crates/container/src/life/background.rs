@@ -205,7 +205,7 @@ pub fn watch(
         // The container may have ended just now.
         let again = terms.look(|| drop(container.signal(Signal::KILL)));
         let rest = deadline.look(|| kill(&start, &container));
-        again.into_iter().chain(rest).chain(start.look()).min()
+        start.look(again.into_iter().chain(rest).min())
     };
     let signals = start.signals;
     let also = Some(arrival.as_fd());

@@ -13,7 +13,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use kernel::mount::{Detached, Propagation};
-use kernel::process::{Exit, ExpectedWait, Prompt, Setup, Signal, Signals, Who};
+use kernel::process::{Exit, ExpectedWait, Pause, Prompt, Setup, Signal, Signals, Who};
 use store::OperationError;
 
 use crate::boot_cache::Notes;
@@ -87,9 +87,10 @@ impl Start<'_> {
         kernel::process::be_prompt().inspect_err(late).ok()
     }
 
-    /// Does the periodic work while the container runs. Returns the time until the next call.
-    pub(crate) fn look(&self) -> Option<Duration> {
-        self.headrooms.iter().map(Headroom::look).min()
+    /// Does the periodic work while the container runs. Returns the time until the next call, which is at most `also`.
+    pub(crate) fn look(&self, also: Option<Duration>) -> Pause<'_> {
+        let pause = Headroom::look_at_all(self.headrooms);
+        Pause { most: also.into_iter().chain(pause.most).min(), ..pause }
     }
 
     /// Drops the seccomp filter from the configuration. Only the runtime needs the filter, which takes as much memory
@@ -269,7 +270,7 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     let mut meanwhile = || {
         let again = terms.look(|| kill(start, &child.process));
         let rest = deadline.look(|| kill(start, &child.process));
-        again.into_iter().chain(rest).chain(start.look()).min()
+        start.look(again.into_iter().chain(rest).min())
     };
     let exit = child
         .process

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use kernel::allocation::{Extent, allocate, extents, release};
 use kernel::mount::Durability;
+use kernel::process::{Pause, WatchedSpace};
 use rustix::fs::{Mode, OFlags, StatVfs};
 use rustix::io::Errno;
 use store::OperationError;
@@ -54,6 +55,13 @@ const WAIT: Range<Duration> = Duration::from_millis(4)..Duration::from_millis(25
 /// second.
 const WAIT_EACH: Duration = Duration::from_micros(500);
 
+/// Time until the next check of a container that does not write, as long as the free space does not change. Only the
+/// number of containers can make a difference.
+const WAIT_CALM: Duration = Duration::from_secs(60);
+
+/// Divisor of the disk's free space: if less than this part of it is used up, nothing is released.
+const CALM_PART: u64 = 8;
+
 /// Time until the next check of a full disk.
 const WAIT_FULL: Duration = Duration::from_millis(100);
 
@@ -88,6 +96,19 @@ pub struct Headroom {
     /// Number of containers that share the disk, if the caller counts them.
     among: Option<Arc<AtomicU64>>,
     next: Cell<Option<Instant>>,
+    calm: Cell<Option<Calm>>,
+}
+
+/// Free space of a container that does not write. While it does not change, the reserve is as it should be.
+#[derive(Debug, Clone, Copy)]
+struct Calm {
+    /// Free blocks and inodes of the filestore's file system.
+    blocks: u64,
+    inodes: u64,
+    /// Minimum free blocks of the host's disk.
+    room: u64,
+    /// Time in which a program could use up the reserve.
+    wait: Duration,
 }
 
 /// Whether the host's disk had the space.
@@ -125,6 +146,7 @@ impl Headroom {
                 count: Cell::new(None),
                 among: None,
                 next: Cell::new(None),
+                calm: Cell::new(None),
             };
             let wait = this.tend()?;
             this.next.set(Some(now + wait));
@@ -154,6 +176,24 @@ impl Headroom {
         wait
     }
 
+    /// Does the work of [`look`](Self::look) for all reserves of a process, and returns the time until the next call.
+    /// If no container writes, this is a long time, unless the free space changes.
+    pub(crate) fn look_at_all(all: &[Self]) -> Pause<'_> {
+        let most = all.iter().map(Self::look).min();
+        let calm: Option<Vec<_>> = all.iter().map(|it| Some((it, it.calm.get()?))).collect();
+        let calm = calm.unwrap_or_default();
+        let Some(interval) = calm.iter().map(|(_, calm)| calm.wait).min() else {
+            return most.into();
+        };
+        let watched = calm.iter().flat_map(|(it, calm)| {
+            let (file, blocks) = (it.balloon.as_fd(), calm.blocks..=calm.blocks);
+            let inside = WatchedSpace { file, blocks, inodes: calm.inodes..=calm.inodes };
+            let (file, blocks) = (it.file.as_fd(), calm.room..=u64::MAX);
+            [inside, WatchedSpace { file, blocks, inodes: 0..=u64::MAX }]
+        });
+        Pause { most: Some(WAIT_CALM), watched: watched.collect(), interval }
+    }
+
     /// Releases the free space of the file system after the last write, except for 256 KiB.
     pub fn settle(&self) -> Result<(), OperationError> {
         let failed = OperationError::at("reserve space for", &self.path);
@@ -162,6 +202,7 @@ impl Headroom {
     }
 
     fn tend(&self) -> Result<Duration, Errno> {
+        self.calm.set(None);
         let inside = rustix::fs::fstatvfs(&self.balloon)?;
         let host = rustix::fs::fstatvfs(&self.file)?;
         let held = held(self.balloon.as_fd())?;
@@ -190,7 +231,9 @@ impl Headroom {
             target = target.max(used.min(WRITING_MAX));
         }
         let mut disk = Disk::Fine;
+        let mut is_calm = !writes && self.begin.elapsed() >= AT_FIRST.1;
         if free < target / 4 * 3 && held > 0 {
+            is_calm = false;
             // Other programs also write, so the last free space is reserved in ever smaller steps.
             let bytes = (target - free).min((room / 2).max(MIB)).min(room);
             disk = if bytes < PIECE.start { Disk::Full } else { self.grow(bytes)? };
@@ -213,7 +256,14 @@ impl Headroom {
             wait = wait.min(Duration::from_micros(rest * FASTEST_FILE));
         }
         let each = WAIT_EACH * u32::try_from(containers).unwrap_or(u32::MAX);
-        Ok(wait.max(WAIT.start).max(each).min(WAIT.end))
+        let wait = wait.max(WAIT.start).max(each).min(WAIT.end);
+        self.calm.set(is_calm.then_some(Calm {
+            blocks: inside.f_bavail,
+            inodes: inside.f_ffree,
+            room: host.f_bavail - host.f_bavail / CALM_PART,
+            wait,
+        }));
+        Ok(wait)
     }
 
     /// Returns the number of containers in the store, at least 1.

@@ -12,6 +12,28 @@ pub fn trim_heap() {
     }
 }
 
+/// Frees what this thread's cache of the allocator has. The cache keeps some freed pieces of each small size, and
+/// [`trim_heap`] returns no page with such a piece. glibc frees them at the end of a thread, so another thread gets
+/// them. Does nothing with a C library other than glibc.
+pub(super) fn empty_thread_cache() {
+    /// Sizes of the pieces in bytes, and their number for each size: 7, and 16 from glibc 2.42 on. Source:
+    /// malloc/malloc.c, `TCACHE_SMALL_BINS`, `TCACHE_FILL_COUNT`.
+    #[cfg(target_env = "gnu")]
+    const CACHED: (std::ops::RangeInclusive<usize>, usize) = (24..=1032, 16);
+    #[cfg(target_env = "gnu")]
+    {
+        let (sizes, count) = CACHED;
+        let sizes = sizes.step_by(16).flat_map(|size| std::iter::repeat_n(size, count));
+        let pieces: Vec<_> =
+            sizes.map(|it| std::hint::black_box(Vec::<u8>::with_capacity(it))).collect();
+        let other = std::thread::Builder::new().stack_size(64 << 10);
+        // Without another thread, the pieces return to the cache.
+        if let Ok(thread) = other.spawn(move || drop(pieces)) {
+            let _ended = thread.join();
+        }
+    }
+}
+
 /// Makes the allocator return memory as soon as it is free, for a long-lived process with many threads. Without this,
 /// each thread's arena keeps up to 64 MiB at its end, which [`trim_heap`] does not return. Source: mallopt(3): the two
 /// limits grow automatically unless they are set. Does nothing with a C library other than glibc.

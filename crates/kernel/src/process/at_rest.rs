@@ -7,12 +7,14 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, Timespec};
+use rustix::event::PollFd;
 use rustix::io::Errno;
 use rustix::mm::Advice;
 
+use super::allocator::empty_thread_cache;
 use super::constants::Constants;
 use super::daemonize::is_alone;
+use super::pause::{Pause, Rounds, Waited};
 use super::{inherited, trim_heap};
 
 /// How long a process expects to wait.
@@ -50,40 +52,33 @@ impl Waiter {
         Self { expected, quiet: QUIET, pause: QUIET, constants: None }
     }
 
-    /// Waits like poll(2), or less: without an event, it may return before the timeout.
-    pub(super) fn poll(
-        &mut self,
-        fds: &mut [PollFd<'_>],
-        timeout: Option<Duration>,
-    ) -> Result<usize, Errno> {
-        let is_long = timeout.is_none_or(|it| it > self.pause);
+    /// Waits like poll(2), or less: without an event, it may return before the end of the time.
+    pub(super) fn poll(&mut self, fds: &mut [PollFd<'_>], pause: &Pause<'_>) -> Result<(), Errno> {
+        let is_long = pause.most.is_none_or(|it| it > self.pause);
         if self.expected == ExpectedWait::Short || !is_long {
-            return poll(fds, timeout);
+            return Rounds::new(pause.most, pause).wait(fds).map(drop);
         }
-        let ready = poll(fds, Some(self.pause))?;
-        if ready > 0 {
+        if Rounds::new(Some(self.pause), pause).wait(fds)? != Waited::Over {
             self.pause = self.quiet;
-            return Ok(ready);
+            return Ok(());
         }
         // A thread needs the constants. It may end without an event.
         if !is_alone() {
             self.pause = self.pause.saturating_mul(2).min(RARELY);
-            return Ok(0);
+            return Ok(());
         }
-        let rest = timeout.map(|it| it.saturating_sub(self.pause));
+        let rest = Rounds::new(pause.most.map(|it| it.saturating_sub(self.pause)), pause);
         let constants = self.constants.get_or_insert_with(Constants::find);
         shrink();
         let since = Instant::now();
-        let ready = match constants {
+        let waited = match constants {
             // A handler may need the constants as well.
-            Some(constants) if !inherited::handles_signals() => {
-                constants.poll(fds, rest.and_then(timespec).as_ref())
-            }
-            _ => poll(fds, rest),
+            Some(constants) if !inherited::handles_signals() => constants.wait(fds, &rest),
+            _ => rest.wait(fds),
         };
         self.quiet = next_quiet(self.quiet, since.elapsed());
         self.pause = self.quiet;
-        ready
+        waited.map(drop)
     }
 }
 
@@ -92,15 +87,6 @@ impl Waiter {
 fn next_quiet(quiet: Duration, wait: Duration) -> Duration {
     let is_worth_it = wait >= quiet.saturating_mul(4);
     if is_worth_it { QUIET } else { quiet.saturating_mul(2).min(QUIET_MAX) }
-}
-
-fn poll(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> Result<usize, Errno> {
-    rustix::event::poll(fds, timeout.and_then(timespec).as_ref())
-}
-
-/// A time that is too long for the kernel is no limit.
-fn timespec(time: Duration) -> Option<Timespec> {
-    Timespec::try_from(time).ok()
 }
 
 /// Space below the current frame that is kept, in bytes: more than the red zone and the frames of these functions.
@@ -114,6 +100,10 @@ const KEPT: usize = 16 << 10;
 /// not touch files, because another thread could change the mappings at the same time. Without `/proc`, it frees only
 /// heap.
 pub fn shrink() {
+    if is_alone() {
+        empty_thread_cache();
+        wait_to_be_alone();
+    }
     let mappings = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
     let here = std::ptr::from_ref(&mappings).addr();
     let stack = unused_stack(&mappings, here);
@@ -128,6 +118,16 @@ pub fn shrink() {
         // SAFETY: the mapping is read-only and has no changed page, so the kernel reads the same bytes again. Both are
         // still so, because this is the only thread, and the allocator maps no files.
         unsafe { give_back(&file) };
+    }
+}
+
+/// Waits until the kernel has removed a thread that has ended, for a few milliseconds at most.
+fn wait_to_be_alone() {
+    for _ in 0..100 {
+        if is_alone() {
+            return;
+        }
+        std::thread::sleep(Duration::from_micros(50));
     }
 }
 
@@ -285,6 +285,29 @@ SwapPss:               0 kB
         let mut entry = [0; 8];
         pagemap.read_exact_at(&mut entry, page * 8).unwrap();
         u64::from_le_bytes(entry) >> 63 == 1
+    }
+
+    /// The first freed pieces of a size stay in the cache of the thread, each on a page that is free otherwise.
+    #[cfg(target_env = "gnu")]
+    #[test]
+    fn no_page_is_kept_for_a_piece_in_the_cache_of_a_thread() {
+        const CACHED: usize = 7;
+        let mut pieces: Vec<_> = (0..1024).map(|_| Some(vec![1_u8; 1000])).collect();
+        // This piece keeps the others from becoming the end of the heap.
+        let last = pieces.pop();
+        let cached: Vec<_> = (1..=CACHED).map(|it| pieces[it * 128].take().unwrap()).collect();
+        let addresses: Vec<_> = cached.iter().map(|it| it.as_ptr().expose_provenance()).collect();
+        drop(cached);
+        drop(pieces);
+        let present = || {
+            trim_heap();
+            addresses.iter().filter(|it| is_present("self", **it)).count()
+        };
+        assert_eq!(present(), CACHED, "the cache has none of them");
+        empty_thread_cache();
+        // The other thread may have got one of the pages for its own use.
+        assert!(present() < CACHED / 2, "{}", present());
+        drop(last);
     }
 
     /// The threads of this process could replace the mapping of a file by another one at any time, so a child with one

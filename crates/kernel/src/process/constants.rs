@@ -6,7 +6,7 @@
 //! are dropped, after which the kernel shows the bytes of the program's file in their place, and computed again after
 //! the wait.
 //!
-//! In between, only [`Constants::poll`] runs, which makes system calls and calculates, and uses no relocated constant.
+//! In between, only [`Constants::wait`] runs, which makes system calls and calculates, and uses no relocated constant.
 //! Before a page counts as known, its contents are computed once and compared with those in memory. So a page is never
 //! dropped if anything in it is not understood, whichever linker has made the program.
 //!
@@ -18,9 +18,11 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 
-use rustix::event::{PollFd, Timespec};
+use rustix::event::PollFd;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MprotectFlags};
+
+use super::pause::{Rounds, Waited};
 
 /// Number of the relocation that adds the program's address to a number; `None` if it is unknown here. Source:
 /// `R_X86_64_RELATIVE` and `R_AARCH64_RELATIVE` of elf.h.
@@ -109,29 +111,29 @@ impl Constants {
         found.is_known.contains(&true).then_some(found)
     }
 
-    /// Waits like poll(2), without the constants. Call it only if this process has one thread and no signal handlers
+    /// Waits without the constants. Call it only if this process has one thread and no signal handlers
     /// that use constants.
     // The compiler may move reads of constants within a function, because it assumes that constants never change. So
     // the functions that read some must not become one with this.
     #[inline(never)]
-    pub(super) fn poll(
+    pub(super) fn wait(
         &self,
         fds: &mut [PollFd<'_>],
-        timeout: Option<&Timespec>,
-    ) -> Result<usize, Errno> {
+        rounds: &Rounds<'_>,
+    ) -> Result<Waited, Errno> {
         // This comes first, so that nothing can fail after the pages are dropped.
         let is_writable = self.protect(MprotectFlags::READ | MprotectFlags::WRITE).is_ok();
         if is_writable {
             self.drop_pages();
         }
-        let ready = rustix::event::poll(fds, timeout);
+        let waited = rounds.wait(fds);
         if is_writable {
             self.compute();
         }
         // If this fails, the constants stay writable, and the process is otherwise as before. A change to writable that
         // failed may have changed some of the pages.
         let _protected = self.protect(MprotectFlags::READ);
-        ready
+        waited
     }
 
     fn protect(&self, flags: MprotectFlags) -> Result<(), Errno> {
@@ -315,7 +317,9 @@ impl Program {
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Write as _};
+    use std::os::fd::AsFd as _;
 
+    use super::super::pause::{Pause, WatchedSpace};
     use super::*;
 
     /// A constant with an address in it.
@@ -341,6 +345,11 @@ mod tests {
         assert!(known > constants.is_known.len() / 2, "{:?}", constants.is_known);
         let (mut said, mut say) = std::io::pipe().unwrap();
         let (hear, mut told) = std::io::pipe().unwrap();
+        let directory = File::open("/").unwrap();
+        let any = 0..=u64::MAX;
+        let watched =
+            vec![WatchedSpace { file: directory.as_fd(), blocks: any.clone(), inodes: any }];
+        let interval = std::time::Duration::from_millis(1);
         // SAFETY: the child calls the allocator, which can be used after a fork, and the system, and ends by `_exit`.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
@@ -348,9 +357,11 @@ mod tests {
             say.write_all(b"a").unwrap();
             let mut byte = [0];
             (&hear).read_exact(&mut byte).unwrap();
-            for _ in 0..2 {
-                let ready =
-                    constants.poll(&mut [PollFd::new(&hear, rustix::event::PollFlags::IN)], None);
+            // The second wait also checks a file system.
+            for pause in [Pause::default(), Pause { watched, interval, most: None }] {
+                let rounds = Rounds::new(None, &pause);
+                let fds = &mut [PollFd::new(&hear, rustix::event::PollFlags::IN)];
+                let ready = constants.wait(fds, &rounds);
                 (&hear).read_exact(&mut byte).unwrap();
                 let error: &dyn std::error::Error = &Errno::PERM;
                 let text = format!("{ready:?} {} {error}", NAMES.join(","));
@@ -377,7 +388,7 @@ mod tests {
             said.read_exact(&mut byte).unwrap();
             let mut text = vec![0; byte[0].into()];
             said.read_exact(&mut text).unwrap();
-            let expect = format!("Ok(1) one,two,three {}", Errno::PERM);
+            let expect = format!("Ok(Ready) one,two,three {}", Errno::PERM);
             assert_eq!(String::from_utf8(text).unwrap(), expect);
         }
         let pid = rustix::process::Pid::from_raw(child);
@@ -447,9 +458,10 @@ mod tests {
             (0..=64).for_each(|it| set(it, expected(it)));
             set(NO_CONSTANT, 1);
             set(page_size / WORD, 1);
-            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let now = Pause::from(Some(std::time::Duration::ZERO));
+            let now = Rounds::new(now.most, &now);
             for _ in 0..2 {
-                assert_eq!(constants.poll(&mut [], Some(&now)), Ok(0));
+                assert_eq!(constants.wait(&mut [], &now), Ok(Waited::Over));
                 for word in 0..=64 {
                     assert_eq!(get(word), expected(word), "{word}, {flags:?}");
                 }

@@ -11,6 +11,7 @@ mod identity;
 mod inherited;
 mod name_services;
 mod namespaces;
+mod pause;
 mod peer;
 mod scheduling;
 mod signals;
@@ -43,6 +44,7 @@ pub use namespaces::{
 pub(crate) use namespaces::{
     close_all_but, end_child, enter_owned, set_root_propagation, sorted, wait_to_read,
 };
+pub use pause::{Pause, WatchedSpace};
 pub use peer::{is_peer_its_users_own, is_unread};
 pub use rustix::process::{Pid, Resource, Rlimit, Signal};
 pub use scheduling::{Prompt, be_idle, be_prompt};
@@ -266,31 +268,33 @@ impl Process {
         meanwhile: &mut dyn FnMut() -> Option<Duration>,
     ) -> Result<Exit, ProcessError> {
         let mut deliver = |signal| self.signal(signal);
-        self.supervise_by(signals, &mut deliver, asked, meanwhile, None, ExpectedWait::Short)
+        let mut meanwhile = || meanwhile().into();
+        self.supervise_by(signals, &mut deliver, asked, &mut meanwhile, None, ExpectedWait::Short)
     }
 
     /// Like [`Process::supervise`], but forwards signals by calling `deliver`. A wait also ends when `also` is
-    /// readable; `meanwhile` is called next, and must read it.
+    /// readable; `meanwhile` is called next, and must read it. A wait also ends when the free space changes that
+    /// `meanwhile` returns.
     ///
     /// # Errors
     /// Those of [`Process::supervise`] and of `deliver`.
-    pub fn supervise_by(
+    pub fn supervise_by<'a>(
         &self,
         signals: &Signals,
         deliver: &mut dyn FnMut(Signal) -> Result<(), ProcessError>,
         asked: &mut dyn FnMut(u32),
-        meanwhile: &mut dyn FnMut() -> Option<Duration>,
+        meanwhile: &mut dyn FnMut() -> Pause<'a>,
         also: Option<BorrowedFd<'_>>,
         expected: ExpectedWait,
     ) -> Result<Exit, ProcessError> {
         let mut count = Requests::default();
         let mut waiter = Waiter::new(expected);
         loop {
-            let most = meanwhile();
+            let pause = meanwhile();
             let fds = [self.fd.as_fd(), signals.as_fd(), also.unwrap_or(self.fd.as_fd())];
             let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-            match waiter.poll(&mut fds, most) {
-                Ok(_) | Err(Errno::INTR) => {}
+            match waiter.poll(&mut fds, &pause) {
+                Ok(()) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(Self::failed("wait for", self.pid, errno)),
             }
             let ended = !fds[0].revents().is_empty();

@@ -3,10 +3,10 @@
 use rustix::fs::RenameFlags;
 
 use super::{Directory, DiskError};
+use crate::trace::Change;
 
 impl Directory {
     /// Gives an entry of this directory the name and place of an entry of `to`, and the other way around, atomically.
-    /// The models of the crash tests have no such step, so it is not recorded; tests kill processes around it instead.
     pub(crate) fn exchange(
         &self,
         name: impl AsRef<[u8]>,
@@ -17,6 +17,8 @@ impl Directory {
         let failed = |errno| to.failed("replace", other, errno);
         self.trace.allow().map_err(failed)?;
         rustix::fs::renameat_with(&self.fd, name, &to.fd, other, RenameFlags::EXCHANGE)
-            .map_err(failed)
+            .map_err(failed)?;
+        self.trace.record(|| Change::Exchange(self.path_of(name), to.path_of(other)));
+        Ok(())
     }
 }

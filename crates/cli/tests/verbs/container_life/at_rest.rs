@@ -96,6 +96,30 @@ fn a_monitor_that_gave_back_its_constants_works() {
     assert_eq!(place.run(&format!("wait {name}")).out, "7\n");
 }
 
+/// The monitor checks the free space of the filestore while it rests. The script writes in parts, and repeats them,
+/// because on a busy host, the reserve may grow too late.
+#[test]
+fn a_monitor_that_gave_back_its_constants_reserves_disk_space() {
+    const MIB: u64 = 1 << 20;
+    let Some(place) = place() else { return };
+    let name = "gives-back-self";
+    let _guard = Rm(&place, name);
+    let script = "until [ -e /go ]; do sleep 0.2; done; part=0; while [ $part -lt 50 ]; do \
+                  dd if=/dev/zero of=/big bs=1M count=8 seek=$((part * 8)) conv=notrunc 2>/dev/null && \
+                  part=$((part + 1)) || sleep 0.1; done; echo wrote; exec sleep 1000";
+    start(&place, &["--name", name, "--writable", "self"], script);
+    let monitor = monitor(&place, name);
+    wait_for_rest(&monitor);
+    let filestore = place.path(&format!("store/containers/{name}/filestore"));
+    let allocated = || fs::metadata(&filestore).unwrap().blocks() * 512;
+    let before = allocated();
+    place.out(&format!("exec {name} touch /go"));
+    wait_for("the end of the writes", || place.out(&format!("logs {name}")) == "wrote\n");
+    // What was written is no longer free, so the reserve of before is allocated again.
+    wait_for("more space", || allocated() > before + 200 * MIB);
+    wait_for_rest(&monitor);
+}
+
 /// A monitor is a copy of the command that starts the container, which has the descriptions of all options in memory.
 #[test]
 fn monitors_of_run_and_start_take_the_same_memory() {

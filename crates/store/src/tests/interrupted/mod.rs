@@ -5,3 +5,4 @@ pub(super) mod crash;
 pub(super) mod disk_full;
 pub(super) mod kill;
 pub(super) mod model;
+mod replacement;

@@ -36,9 +36,27 @@ enum Node {
 
 /// A change of names that is not synced.
 #[derive(Debug, Clone)]
-struct Pending {
-    remove: Option<PathBuf>,
-    add: Option<(PathBuf, Node)>,
+enum Pending {
+    Name {
+        remove: Option<PathBuf>,
+        add: Option<(PathBuf, Node)>,
+    },
+    /// Two names, each with the node that it has afterwards.
+    Exchange([(PathBuf, Node); 2]),
+}
+
+impl Pending {
+    /// Whether the change is one of this directory.
+    fn is_in(&self, directory: &Path) -> bool {
+        let is_in = |path: &Path| path.parent() == Some(directory);
+        match self {
+            Self::Name { remove, add } => {
+                let removed = remove.as_deref().is_some_and(is_in);
+                removed || add.as_ref().is_some_and(|it| is_in(&it.0))
+            }
+            Self::Exchange(names) => names.iter().any(|it| is_in(&it.0)),
+        }
+    }
 }
 
 type Names = BTreeMap<PathBuf, Node>;
@@ -141,6 +159,11 @@ impl Disk {
                 let node = self.now[&from];
                 self.name(Some(from), Some((to, node)));
             }
+            Change::Exchange(one, other) => {
+                let (one, other) = (inside(one), inside(other));
+                let (node, other_node) = (self.now[&one], self.now[&other]);
+                self.change_names(Pending::Exchange([(one, other_node), (other, node)]));
+            }
             Change::Unlink(path) | Change::RemoveDirectory(path) => {
                 self.name(Some(inside(path)), None);
             }
@@ -151,13 +174,10 @@ impl Disk {
             }
             Change::SyncDirectory(path) => {
                 let directory = inside(path);
-                let of = |path: &PathBuf| path.parent() == Some(&directory);
-                let pending = std::mem::take(&mut self.pending);
-                for change in pending {
-                    let removed = change.remove.as_ref().is_some_and(of);
-                    let added = change.add.as_ref().is_some_and(|it| of(&it.0));
-                    // Both names of a rename become durable together, when the directory of either is synced.
-                    if removed || added {
+                for change in std::mem::take(&mut self.pending) {
+                    // Both names of a rename or an exchange become durable together, when the directory of either is
+                    // synced.
+                    if change.is_in(&directory) {
                         do_pending(&mut self.kept, &change);
                     } else {
                         self.pending.push(change);
@@ -184,7 +204,10 @@ impl Disk {
     }
 
     fn name(&mut self, remove: Option<PathBuf>, add: Option<(PathBuf, Node)>) {
-        let change = Pending { remove, add };
+        self.change_names(Pending::Name { remove, add });
+    }
+
+    fn change_names(&mut self, change: Pending) {
         do_pending(&mut self.now, &change);
         self.pending.push(change);
     }
@@ -292,22 +315,36 @@ impl File {
 
 /// Changes names. A directory is moved together with its contents.
 fn do_pending(names: &mut Names, change: &Pending) {
-    let mut inner = Vec::new();
-    if let Some(from) = &change.remove {
-        names.remove(from);
-        let below = names.range(from.clone()..).map(|it| it.0.clone());
-        let below: Vec<_> = below.take_while(|path| path.starts_with(from)).collect();
-        for path in below {
-            let node = names.remove(&path).unwrap();
-            inner.push((path.strip_prefix(from).unwrap().to_owned(), node));
+    match change {
+        Pending::Name { remove, add } => {
+            let inner = remove.as_ref().map(|it| take(names, it)).unwrap_or_default();
+            if let Some((to, node)) = add {
+                put(names, to, *node, inner);
+            }
+        }
+        Pending::Exchange([(one, one_node), (other, other_node)]) => {
+            let (inner, other_inner) = (take(names, one), take(names, other));
+            put(names, one, *one_node, other_inner);
+            put(names, other, *other_node, inner);
         }
     }
-    if let Some((to, node)) = &change.add {
-        names.insert(to.clone(), *node);
-        for (path, node) in inner {
-            names.insert(to.join(path), node);
-        }
-    }
+}
+
+/// Removes a name, and returns the contents of its directory by their relative paths.
+fn take(names: &mut Names, from: &Path) -> Vec<(PathBuf, Node)> {
+    names.remove(from);
+    let below = names.range(from.to_owned()..).map(|it| it.0.clone());
+    let below: Vec<_> = below.take_while(|path| path.starts_with(from)).collect();
+    let taken = below.into_iter().map(|path| {
+        let node = names.remove(&path).unwrap();
+        (path.strip_prefix(from).unwrap().to_owned(), node)
+    });
+    taken.collect()
+}
+
+fn put(names: &mut Names, to: &Path, node: Node, inner: Vec<(PathBuf, Node)>) {
+    names.insert(to.to_owned(), node);
+    names.extend(inner.into_iter().map(|(path, node)| (to.join(path), node)));
 }
 
 impl Crashed {
@@ -392,5 +429,47 @@ mod tests {
         check(&then(&[&all, &rename]), "b", &["-", "text"]);
         check(&then(&[&all, &rename, &names]), "b", &["text"]);
         check(&then(&[&rename, &names]), "b", &["", "0000", "text", "te"]);
+    }
+
+    /// Two directories, each with a file, exchange their names.
+    #[test]
+    fn an_exchange_in_the_model_is_whole_or_not_made() {
+        let path = |text: &str| PathBuf::from(text);
+        let file = |name: &str, text: &str| {
+            [Change::Create(path(name)), Change::Write(path(name), text.as_bytes().to_vec())]
+        };
+        let folders = ["/a", "/b", "/b/in"].map(|it| Change::MakeDirectory(path(it)));
+        let made = [&folders[..], &file("/a/file", "one"), &file("/b/in/file", "two")].concat();
+        let then = |more: &[Change]| [&made[..], &[Change::SyncEverything], more].concat();
+        let exchange = Change::Exchange(path("/a"), path("/b"));
+        for sync in [None, Some("/"), Some("/a"), Some("/b")] {
+            let is_kept = sync == Some("/");
+            let changes = match sync {
+                None => then(&[exchange.clone()]),
+                Some(at) => then(&[exchange.clone(), Change::SyncDirectory(path(at))]),
+            };
+            let mut disk = Disk::default();
+            changes.iter().for_each(|it| disk.apply(Path::new("/"), it));
+            let found = disk.crashes(50, 1);
+            let old = ["a", "a/file", "b", "b/in", "b/in/file"];
+            let new = ["a", "a/in", "a/in/file", "b", "b/file"];
+            let texts = |Crashed(found): &Crashed| {
+                let of = |name: &str| found.get(Path::new(name)).cloned().flatten();
+                let text = |name| of(name).map(|it| String::from_utf8(it.bytes).unwrap());
+                let texts = ["a/file", "b/in/file", "a/in/file", "b/file"].map(text);
+                texts.map(Option::unwrap_or_default).join(",")
+            };
+            let seen: Vec<_> = found
+                .iter()
+                .map(|it| {
+                    let names: Vec<_> = it.0.keys().map(|it| it.to_str().unwrap()).collect();
+                    (names, texts(it))
+                })
+                .collect();
+            let (old, new) =
+                ((old.to_vec(), "one,two,,".to_owned()), (new.to_vec(), ",,two,one".to_owned()));
+            let expect = if is_kept { vec![new] } else { vec![old, new] };
+            assert_eq!(seen, expect, "{sync:?}");
+        }
     }
 }
