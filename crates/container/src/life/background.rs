@@ -2,6 +2,7 @@
 //! the container.
 
 mod behind;
+mod restarts;
 mod terminal;
 mod watch;
 
@@ -18,8 +19,9 @@ use crate::bundle::security::{of_caller, of_user};
 use crate::bundle::spec::{RuntimeSpec, SpecProcess, SpecUser};
 use crate::bundle::user::User;
 use crate::bundle::{Home, Terminal};
-use crate::folder::{EXEC, OVER, PID, RUNTIME_PATH, UNWANTED};
+use crate::folder::{EXEC, OVER, PID, RUNTIME_PATH, STOPPED, UNWANTED};
 use crate::life::monitor::RunError;
+use crate::life::signal::signal_number;
 use crate::life::state::{State, StateBefore};
 use crate::runtime::call::{
     ANSWER, Asked, DELETION, HeldFolder, KILLING, add_log, ask, chain, complaint, complaints, enter,
@@ -29,7 +31,7 @@ use crate::runtime::program::{NamedProgram, Refusal, Within};
 use crate::runtime::{Kind, Runtime};
 
 pub use behind::exec_behind;
-pub use watch::{Last, watch};
+pub use watch::{Last, WatchCalls, watch};
 
 /// Sends a signal, by number or name, to a container's first process. If `KILL` ends a container, the container does
 /// not count as out of memory.
@@ -326,6 +328,32 @@ pub fn unwant(folder: &Path) -> std::io::Result<()> {
 #[must_use]
 pub fn is_unwanted(folder: &Path) -> bool {
     folder.join(UNWANTED).exists()
+}
+
+/// Records that a user stops a container, if it has a restart policy, and `signal` is one that ends programs or the
+/// container's own signal to stop. Then its program is not started again now, and perhaps not at the next boot. Call it
+/// before the container is signalled.
+///
+/// # Errors
+/// If it cannot be recorded.
+pub fn note_stopped(folder: &Path, signal: u8) -> std::io::Result<()> {
+    let Some(state) = State::load(folder)? else { return Ok(()) };
+    let is_own = || signal_number(&state.stop_signal).is_ok_and(|own| own == signal);
+    if state.restarts.is_none() || !(ENDING.contains(&signal) || is_own()) {
+        return Ok(());
+    }
+    let file = File::create(folder.join(STOPPED))?;
+    file.sync_all()?;
+    File::open(folder)?.sync_all()
+}
+
+/// The numbers of `INT`, `QUIT`, `KILL` and `TERM`. Programs often read their settings again at `HUP`.
+const ENDING: [u8; 4] = [2, 3, 9, 15];
+
+/// Returns whether a user has stopped a container with a restart policy.
+#[must_use]
+pub fn is_stopped_by_user(folder: &Path) -> bool {
+    folder.join(STOPPED).exists()
 }
 
 /// Like [`crate::life::end::teardown::clear`], for a container whose folder is kept and whose end is recorded. A note

@@ -1,6 +1,7 @@
 //! Existing containers: commands find, inspect, kill and remove them.
 
 mod remove;
+mod restarts;
 
 use std::fs::File;
 use std::os::fd::AsFd as _;
@@ -70,6 +71,12 @@ pub enum KnownError {
     /// The start takes too long.
     #[error("container {0} has not started yet")]
     NotStarted(String),
+    /// The program has ended, and the monitor waits before the next run.
+    #[error(
+        "container {id} is restarting: its program exited ({code}), and its restart policy starts it again; `quire logs \
+        {id}` may show why it ends"
+    )]
+    Restarting { id: String, code: i32 },
     /// A signal arrived during the start.
     #[error("interrupted while starting container {0}")]
     Interrupted(String),
@@ -144,7 +151,8 @@ impl KnownContainer {
         self.liveness == Liveness::Alive && !is_over && !self.is_created
     }
 
-    /// `created` (the container has never been started), `running`, `unwatched` (the program runs, but its monitor is
+    /// `created` (the container has never been started), `running`, `restarting` (the program has ended, and the
+    /// monitor waits before it starts it again), `unwatched` (the program runs, but its monitor is
     /// gone), `exited`, `lost` (the program has ended, and its exit code is unknown), or `damaged`.
     #[must_use]
     pub fn status(&self) -> &'static str {
@@ -154,6 +162,7 @@ impl KnownContainer {
         match (&self.state, self.liveness) {
             (Some(State { finished: Some(_), code: Some(_), .. }), _) => "exited",
             _ if self.is_created => "created",
+            (Some(State { delay: Some(_), .. }), Liveness::Alive) => "restarting",
             (_, Liveness::Alive) => "running",
             _ if self.is_unwatched => "unwatched",
             (_, Liveness::Dead) => "lost",
@@ -232,13 +241,17 @@ impl KnownContainer {
         load_state(&self.folder, &self.id)
     }
 
-    /// Kills the container, and waits for its end.
+    /// Kills the container, and waits for its end. Its program is not started again.
     pub fn kill(&self, store: &Store) -> Result<(), KnownError> {
+        self.note_stopped(KILL)?;
         let since = Instant::now();
         let mut forced = 0_u32;
         loop {
             // A container that is still being started cannot be signalled yet.
-            let told = background::signal(&self.folder, &self.id, "KILL");
+            let told = match self.is_restarting()? {
+                true => Ok(()),
+                false => background::signal(&self.folder, &self.id, "KILL"),
+            };
             if told.is_ok() && !background::wait(Some(PAUSED), &|| self.is_alive(store))? {
                 // Another command may have paused the container to read its changes. A paused container ends only
                 // after it is resumed.
@@ -314,6 +327,9 @@ fn first_process(folder: &Path, state: Option<&State>) -> Option<Process> {
     let process = Process::open(pid).ok()?;
     cgroups::has(folder, pid).then_some(process)
 }
+
+/// The number of `SIGKILL`.
+const KILL: u8 = 9;
 
 /// Time after which the runtime counts as stuck. After the same time again, the monitor counts as stuck.
 const STUCK: Duration = KILLING;
@@ -423,6 +439,9 @@ pub fn running(
         if !known.is_running() {
             let status = known.status();
             return Err(KnownError::Over { id: known.id, status });
+        }
+        if let Some(delay) = known.delay() {
+            return Err(KnownError::Restarting { id: known.id.clone(), code: delay.code });
         }
         if let Some(root) = background::root(&known.folder) {
             return Ok((known, root));
