@@ -47,6 +47,8 @@ pub const OVER: &str = "over";
 pub const LATE: &str = "late";
 /// Empty file that makes the monitor remove the container at its end, although the container would normally be kept.
 pub const UNWANTED: &str = "unwanted";
+/// Empty file: a user has stopped a container with a restart policy, so its program is not started again.
+pub const STOPPED: &str = "stopped";
 /// Locked while the container is paused.
 pub const PAUSE: &str = "pause.lock";
 /// Descriptor of a process that has the image mounted.
@@ -82,7 +84,7 @@ pub const CONSOLE: &str = kernel::terminal::SOCKET;
 const COVERED_CGROUP: &str = "quire-ID-RANDOM";
 
 /// Names of all files in a container's folder. `N` stands for a number.
-pub const NAMES: [&str; 39] = [
+pub const NAMES: [&str; 40] = [
     RECORD,
     LOCK,
     CONFIG,
@@ -103,6 +105,7 @@ pub const NAMES: [&str; 39] = [
     OVER,
     LATE,
     UNWANTED,
+    STOPPED,
     PAUSE,
     SUPERBLOCK,
     UPPER,

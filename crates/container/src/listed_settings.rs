@@ -15,6 +15,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::folder::REQUEST;
+use crate::restart_policy::RestartPolicy;
 
 /// Maximum size of the file, in bytes. The longest part is a seccomp profile.
 const LARGEST: u64 = 16 << 20;
@@ -27,6 +28,7 @@ pub struct ListedSettings {
     pub mounts: Vec<ListedMount>,
     /// `none`, `host`, `pasta`, `joined` for a network namespace, or `container`.
     pub network: Option<String>,
+    pub restart: RestartPolicy,
 }
 
 /// A volume or another mount of a container.
@@ -50,6 +52,7 @@ struct ListedRequest {
     labels: BTreeMap<String, String>,
     volumes: Vec<ListedEntry>,
     mounts: Vec<ListedEntry>,
+    restart: RestartPolicy,
     bundle: ListedBundle,
 }
 
@@ -92,7 +95,8 @@ impl ListedSettings {
             Value::Object(it) => it.keys().next().cloned(),
             word => text(word),
         };
-        Ok(Self { labels: request.labels, mounts: entries.map(mount).collect(), network })
+        let restart = request.restart;
+        Ok(Self { labels: request.labels, mounts: entries.map(mount).collect(), network, restart })
     }
 }
 

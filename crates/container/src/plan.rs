@@ -16,6 +16,7 @@ use crate::bundle::security::FilterError;
 use crate::bundle::userns::IdMap;
 use crate::bundle::{Access, BundleOptions};
 use crate::network::Pasta;
+use crate::restart_policy::RestartPolicy;
 use crate::root::{Space, SpaceError, Trust, Warm, WritableChoice, space};
 use crate::runtime::Kind;
 use crate::runtime::init::PLACE;
@@ -93,12 +94,15 @@ pub struct ContainerRequest {
     pub log_size: Option<NonZeroU64>,
     /// Whether the folder is kept after the container's end.
     pub keep: bool,
-    /// Labels of the image and of the caller. Requests of Quire 0.1 lack the field, like the next one.
+    /// Labels of the image and of the caller. Requests of Quire 0.1 lack the field, like the next two.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
     /// Whether standard input of a container in the background stays open, although nothing writes to it.
     #[serde(default)]
     pub stdin: bool,
+    /// When the program is started again after its end.
+    #[serde(default)]
+    pub restart: RestartPolicy,
     /// Id of the uppermost snapshot below the writable layer of a new container. The record of an existing one has it.
     #[serde(skip)]
     pub snapshot: Option<String>,
@@ -130,6 +134,7 @@ impl ContainerRequest {
             keep: false,
             labels: BTreeMap::new(),
             stdin: false,
+            restart: RestartPolicy::No,
             snapshot: None,
         }
     }
@@ -231,6 +236,11 @@ pub enum PlanError {
     /// The runtime cannot keep the groups of its caller.
     #[error("--group-add keep-groups needs crun as the runtime: use --runtime crun")]
     KeepGroups,
+    /// A container that does not stay at its end has a restart policy.
+    #[error(
+        "--restart {0} needs a container in the background that stays when it ends: use --detach, without --rm"
+    )]
+    Restart(RestartPolicy),
     /// The image has more volumes than a container may have.
     #[error("the image has {0} volumes, and a container may have {VOLUMES_MAX} of an image")]
     Volumes(usize),
@@ -249,6 +259,9 @@ impl ContainerPlan {
         wish.bundle.security.fit(kind)?;
         if wish.bundle.process.keep_groups && kind != Kind::Crun {
             return Err(PlanError::KeepGroups);
+        }
+        if wish.restart != RestartPolicy::No && !wish.keep {
+            return Err(PlanError::Restart(wish.restart));
         }
         let names = wish.names.as_ref();
         let mut places = names.map_or_else(Vec::new, |it| it.places(&wish.bundle.network));
@@ -368,5 +381,9 @@ mod tests {
         let writable = WritableChoice::Memory(None);
         check(ContainerRequest { df: true, writable, ..wish() }, "--df is for read-only roots");
         check(ContainerRequest { id: "-a".to_owned(), ..wish() }, "-a");
+        let restart = RestartPolicy::Always;
+        check(ContainerRequest { restart, ..wish() }, "--restart always needs a container");
+        let kept = ContainerRequest { restart, keep: true, ..wish() };
+        assert!(ContainerPlan::new(image(), kept, Kind::Crun).is_ok());
     }
 }

@@ -225,6 +225,7 @@ mod tests {
     use crate::bundle::{Access, BundleOptions, Cpu, Network};
     use crate::network::{Pasta, Ports, Protocol};
     use crate::plan::InitChoice;
+    use crate::restart_policy::RestartPolicy;
     use crate::root::{PageDomain, Trust, VerityPolicy, Warm};
 
     #[test]
@@ -347,6 +348,7 @@ mod tests {
             keep: true,
             labels: BTreeMap::from([("k".to_owned(), "v".to_owned())]),
             stdin: true,
+            restart: RestartPolicy::OnFailure { most: 3 },
             snapshot: None,
         }
     }
@@ -427,7 +429,7 @@ mod tests {
         let mut value: serde_json::Value = serde_json::from_slice(&text).unwrap();
         value["version"] = 1.into();
         let request = value["request"].as_object_mut().unwrap();
-        for field in ["labels", "stdin"] {
+        for field in ["labels", "stdin", "restart"] {
             assert!(request.remove(field).is_some(), "{field}");
         }
         assert!(request["bundle"].as_object_mut().unwrap().remove("process").is_some());

@@ -185,6 +185,11 @@ impl Context {
         store_directory(self.store.as_deref(), self.who)
     }
 
+    /// Whether the command line or the environment names the store.
+    pub(crate) const fn names_store(&self) -> bool {
+        self.store.is_some()
+    }
+
     /// Returns this process's user, perhaps in a namespace.
     pub(crate) const fn who(&self) -> Who {
         self.who

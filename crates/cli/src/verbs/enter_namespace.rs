@@ -55,7 +55,14 @@ pub(crate) fn enter(
             enter_for(&args.new, store, who, remark)
         }
         Verb::Create(args) => enter_for(&args.new, store, who, remark),
+        Verb::Start(args) if args.print_unit => Ok(false),
+        Verb::Start(args) if args.is_of_all() => {
+            enter_again(&all_ids(store, who), store, who, remark)
+        }
         Verb::Start(args) => enter_again(&args.containers, store, who, remark),
+        Verb::Restart(args) if args.is_of_all() => {
+            enter_again(&all_ids(store, who), store, who, remark)
+        }
         Verb::Restart(args) => enter_again(&args.containers, store, who, remark),
         Verb::Fork(args) => enter_again(slice::from_ref(&args.container), store, who, remark),
         Verb::Rollback(args) => enter_again(slice::from_ref(&args.container), store, who, remark),
@@ -84,7 +91,10 @@ pub(crate) fn enter(
             enter_own_namespace(who, Written::Stays, &mut |_| ())
         }
         Verb::Rm(args)
-            if args.volumes || args.names.iter().any(|it| is_left_on_disk(it, store, who)) =>
+            if args.volumes
+                || args.all
+                || !args.filter.is_empty()
+                || args.names.iter().any(|it| is_left_on_disk(it, store, who)) =>
         {
             // Remarks about ids matter only to containers that start.
             enter_own_namespace(who, Written::Stays, &mut |_| ())
@@ -107,6 +117,13 @@ pub(crate) fn enter(
         }
         _ => Ok(false),
     }
+}
+
+/// Returns the ids of all containers of this user.
+fn all_ids(store: Option<&Path>, who: Who) -> Vec<String> {
+    let directory = crate::session::context::store_directory(store, who).ok();
+    let store = directory.and_then(|it| Store::open(&it, who, OpenOptions::read()).ok());
+    store.and_then(|it| it.containers.ids().ok()).unwrap_or_default()
 }
 
 /// Moves this process into a namespace for containers that are started again.

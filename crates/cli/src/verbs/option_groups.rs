@@ -47,6 +47,7 @@ pub(crate) const CONTAINER: &[OptionGroup] = &[
             "name",
             "detach",
             "rm",
+            "restart",
             "interactive",
             "terminal",
             "tty",
@@ -138,8 +139,17 @@ pub(crate) const CONTAINER: &[OptionGroup] = &[
 ];
 
 /// Options of groups that `-h` shows, which it leaves out so that a terminal shows the others.
-const RARE: [&str; 8] =
-    ["tty", "label_file", "cidfile", "replace", "platform", "no_hosts", "dns_search", "dns_option"];
+const RARE: [&str; 9] = [
+    "restart",
+    "tty",
+    "label_file",
+    "cidfile",
+    "replace",
+    "platform",
+    "no_hosts",
+    "dns_search",
+    "dns_option",
+];
 
 /// Puts an option in its group.
 pub(super) fn place(groups: &[OptionGroup], arg: Arg) -> Arg {

@@ -70,9 +70,9 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
         "the host chooses the container's addresses: leave this out",
     ),
     (
-        RUN,
+        &["bundle"],
         &["--restart"],
-        "Quire does not restart containers by itself: let a service manager start `quire run`",
+        "the program that runs the bundle starts it again: leave this out",
     ),
     (&["run", "create"], &["--annotation"], "containers have no annotations: use --label"),
     (
@@ -170,8 +170,6 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
         export NAME tar:FILE`",
     ),
     (&["rmi"], &["-a", "--all"], "use `quire rmi -f $(quire images -q)`"),
-    (&["restart"], &["-a", "--all"], "use `quire restart $(quire ps -q)`"),
-    (&["start"], &["--all", "--filter"], "use `quire start $(quire ps -aq)`"),
     (
         &["start"],
         &["-i", "--interactive", "-t", "--tty"],

@@ -2,18 +2,15 @@
 //! the container.
 
 mod behind;
+mod restarts;
 mod terminal;
+mod watch;
 
 use std::fs::File;
-use std::io;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
-use kernel::process::{
-    Executed, Exit, ExpectedWait, MountsBefore, Pid, Process, ProcessIdentity, Setup, Signal,
-    Signals,
-};
+use kernel::process::{Exit, Setup, Signal, Signals};
 use store::{ContainerDir, OperationError};
 
 use crate::backoff::GLANCE;
@@ -22,227 +19,19 @@ use crate::bundle::security::{of_caller, of_user};
 use crate::bundle::spec::{RuntimeSpec, SpecProcess, SpecUser};
 use crate::bundle::user::User;
 use crate::bundle::{Home, Terminal};
-use crate::folder::{EXEC, OVER, PID, RUNTIME_LOG, RUNTIME_PATH, UNWANTED};
-use crate::life::causes;
-use crate::life::init_signals::Terms;
-use crate::life::log::record::LogStream;
-use crate::life::log::{Log, add_sentence, newer_text};
-use crate::life::monitor::{DISCONNECTED, Deadline, Prepared, RunError, Start, prepare};
-use crate::life::state::{Code, End, State, StateBefore};
-use crate::plan::Stop;
+use crate::folder::{EXEC, OVER, PID, RUNTIME_PATH, STOPPED, UNWANTED};
+use crate::life::monitor::RunError;
+use crate::life::signal::signal_number;
+use crate::life::state::{State, StateBefore};
 use crate::runtime::call::{
-    ANSWER, Asked, DELETION, HeldFolder, KILLING, add_log, ask, chain, command, complaint,
-    complaints, complaints_in, enter,
+    ANSWER, Asked, DELETION, HeldFolder, KILLING, add_log, ask, chain, complaint, complaints, enter,
 };
-use crate::runtime::gvisor_stdio::{Pump, Streams};
+use crate::runtime::gvisor_stdio::Streams;
 use crate::runtime::program::{NamedProgram, Refusal, Within};
 use crate::runtime::{Kind, Runtime};
 
 pub use behind::exec_behind;
-
-/// How long to wait for the exec of a program that probably cannot be executed. The exec is the runtime's last step,
-/// and follows its report that the container runs. If a program takes longer, such as a file that the runtime itself
-/// interprets, its end is reported later.
-const EXECUTED: std::time::Duration = std::time::Duration::from_secs(2);
-
-/// The writable layer of a container that has ended.
-#[derive(Debug, Default)]
-pub struct Last {
-    /// Replaces the program's exit code if the disk has lost some of its writes.
-    pub exit: Option<Exit>,
-    /// Size of the writable layer, in bytes; `None` if unknown.
-    pub written: Option<u64>,
-}
-
-/// Starts a container, calls `started` when it runs, and waits for its end. Then calls `ended`, which returns the
-/// state of the container's writable layer. This *process* keeps the mount namespace that it makes, and becomes the
-/// parent of the container's orphans.
-///
-/// The runtime exits as soon as the container runs, so this process is the only one that each container needs. An
-/// `INT` or `TERM` that arrives earlier ends the start.
-///
-/// # Errors
-/// [`RunError`] if the container did not start.
-pub fn watch(
-    mut start: Start<'_>,
-    stop: &Stop,
-    now: &dyn Fn() -> i64,
-    started: &mut dyn FnMut(),
-    ended: &mut dyn FnMut() -> Last,
-) -> Result<End, RunError> {
-    let runtime_failed = OperationError::at("run", &start.runtime.path);
-    let write_failed = OperationError::at("write", start.folder);
-    kernel::process::set_subreaper().map_err(runtime_failed)?;
-    kernel::process::use_one_heap();
-    // Without `/proc`, this process stays in the namespace that it makes.
-    let before = MountsBefore::open();
-    let Prepared { doubt, lesson, connection } = prepare(&start)?;
-    let mut written = Log::open(start.folder, start.log_size).map_err(write_failed)?;
-    let (output_reader, output) = io::pipe().map_err(write_failed)?;
-    let (error_reader, errors) = io::pipe().map_err(write_failed)?;
-    if let Some((user, group)) = start.owner {
-        for pipe in [&output, &errors] {
-            // Otherwise a program could not open its own `/dev/stdout`.
-            std::os::unix::fs::fchown(pipe, Some(user), Some(group)).map_err(write_failed)?;
-        }
-    }
-    let mut run = command(start.runtime, start.folder);
-    let log = start.folder.join(RUNTIME_LOG);
-    add_log(&mut run, start.runtime, &log, "json");
-    let pid_file = start.folder.join(PID);
-    run.args(["run", "--detach"]).arg("--bundle").arg(start.folder);
-    if let Some(socket) = start.console {
-        run.args(["--console-socket", socket]);
-    }
-    run.arg("--pid-file").arg(&pid_file).arg(start.id);
-    // A program that reads from a pipe with a writer waits, as it would wait for a caller.
-    let _writer = match start.owner {
-        _ if start.has_open_stdin => {
-            let (reader, writer) = io::pipe().map_err(write_failed)?;
-            run.stdin(reader);
-            Some(writer)
-        }
-        // crun would change the owner of the host's /dev/null to the container's user. Reading from a pipe without a
-        // writer also gives no bytes.
-        Some(_) => {
-            run.stdin(io::pipe().map_err(write_failed)?.0);
-            None
-        }
-        None => {
-            run.stdin(Stdio::null());
-            None
-        }
-    };
-    run.stdout(output).stderr(errors);
-    let setup =
-        Setup { signals: Some(start.signals), keep: start.lock.as_slice(), ..Setup::default() };
-    let runtime = kernel::process::spawn(run, &setup).map_err(runtime_failed)?;
-    let sink = move |pipe: usize, bytes: &[u8]| {
-        written.write(if pipe == 0 { LogStream::Output } else { LogStream::Errors }, bytes);
-        Ok(())
-    };
-    let mut pump = Pump::new(vec![output_reader, error_reader], sink).map_err(write_failed)?;
-    let arrival = pump.arrival().map_err(write_failed)?;
-    // The command that waits for the start may have given up.
-    let mut is_unwanted = false;
-    let mut undo = |_requests| {
-        is_unwanted = true;
-        // The runtime may have just exited. The caller cleans up after an interrupted start.
-        let _gone = runtime.process.signal(Signal::KILL);
-    };
-    let exit = runtime
-        .process
-        .supervise(start.signals, &mut undo, &mut || None)
-        .map_err(runtime_failed)?;
-    if is_unwanted {
-        return Err(RunError::Interrupted(start.id.to_owned()));
-    }
-    let pid = std::fs::read_to_string(&pid_file).ok();
-    let pid = pid.and_then(|text| text.trim().parse().ok()).and_then(Pid::from_raw);
-    let (Exit::Code(0), Some(pid)) = (exit, pid) else {
-        pump.finish().map_err(write_failed)?;
-        // The runtime reports errors in its options before it opens its log.
-        let message = complaint(&complaints(&log), start.runtime.kind)
-            .or_else(|| complaint(&complaints_in(&newer_text(start.folder)), start.runtime.kind));
-        let message = message.unwrap_or_else(|| "it gave no reason".to_owned());
-        let cause = causes::likely(start.runtime, &start.spec.process.rlimits, &message);
-        let runtime = start.runtime.path.display().to_string();
-        return Err(doubt.map_or(RunError::Refused { runtime, message, cause }, RunError::from));
-    };
-    if let Some(lesson) = lesson {
-        lesson.learn();
-    }
-    let container = Process::open(pid).map_err(runtime_failed)?;
-    // crun starts the process from a child, which may outlive crun for a moment. Then it becomes a child of this
-    // process.
-    container.adopt().map_err(runtime_failed)?;
-    if let Some(doubt) = doubt
-        && container.wait_for_exec(EXECUTED).map_err(runtime_failed)? == Executed::Never
-    {
-        container.wait().map_err(runtime_failed)?;
-        return Err(doubt.into());
-    }
-    let mut state = State {
-        monitor: std::process::id(),
-        pid: pid.as_raw_nonzero().get().unsigned_abs(),
-        process: ProcessIdentity::from_pid(pid),
-        started: now(),
-        stop_signal: stop.signal.clone(),
-        finished: None,
-        code: None,
-        lost: false,
-        reason: None,
-        stop_timeout: stop.timeout,
-        written: None,
-    };
-    let code = state.begin(start.folder).map_err(write_failed)?;
-    started();
-    // From here on, this process only waits. The host has one such process for each container, so the process reduces
-    // its memory.
-    start.forget_calls();
-    // pasta ends when the mount of its network does.
-    if connection.is_none() {
-        match before.and_then(MountsBefore::restore) {
-            Ok(()) => start.stage.leave(),
-            // This process may have a thread for the container's terminal.
-            Err(error) => {
-                tracing::debug!(id = start.id, %error, "the monitor keeps its mount namespace");
-            }
-        }
-    }
-    kernel::process::shrink();
-    let prompt = start.be_prompt();
-    let terms = Terms::new(start.folder, start.runtime.kind);
-    let mut deadline = Deadline::from_start(&start);
-    let mut deliver = |signal| {
-        terms.note(signal);
-        container.signal(signal)
-    };
-    let mut meanwhile = || {
-        if let Err(error) = pump.look() {
-            tracing::debug!(%error, "cannot pass on the container's output");
-        }
-        // The container may have ended just now.
-        let again = terms.look(|| drop(container.signal(Signal::KILL)));
-        let rest = deadline.look(|| kill(&start, &container));
-        start.look(again.into_iter().chain(rest).min())
-    };
-    let signals = start.signals;
-    let also = Some(arrival.as_fd());
-    let exit = container.supervise_by(
-        signals,
-        &mut deliver,
-        &mut |_| {},
-        &mut meanwhile,
-        also,
-        ExpectedWait::Long,
-    );
-    drop(prompt);
-    let exit = terms.exit(exit.map_err(runtime_failed)?);
-    let lacked_memory =
-        || crate::life::cgroup::memory::was_lacking(&start.spec.linux, start.folder);
-    let End { exit, reason } = deadline.end(exit, lacked_memory);
-    pump.finish().map_err(write_failed)?;
-    if connection.is_some_and(|it| it.is_over()) {
-        let _told = add_sentence(start.folder, DISCONNECTED);
-    }
-    let last = ended();
-    state.lost = last.exit.is_some();
-    (state.written, state.reason) = (last.written, reason);
-    let exit = last.exit.unwrap_or(exit);
-    finish(&mut state, exit, &code, now(), start.folder).map_err(write_failed)?;
-    Ok(End { exit, reason })
-}
-
-/// Kills a container that does not end. The runtime is called as by other commands, because this process may have left
-/// the mount namespace in which it started the container.
-fn kill(start: &Start<'_>, container: &Process) {
-    if let Err(error) = signal(start.folder, start.id, "KILL") {
-        tracing::warn!(id = start.id, error, "cannot signal the container by its runtime");
-        // It may have ended just now.
-        let _gone = container.signal(Signal::KILL);
-    }
-}
+pub use watch::{Last, WatchCalls, watch};
 
 /// Sends a signal, by number or name, to a container's first process. If `KILL` ends a container, the container does
 /// not count as out of memory.
@@ -287,25 +76,6 @@ pub fn elsewhere(folder: &Path) -> Option<kernel::process::Process> {
 fn first(folder: &Path) -> Option<kernel::process::Pid> {
     let pid = std::fs::read_to_string(folder.join(PID)).ok()?;
     kernel::process::Pid::from_raw(pid.trim().parse().ok()?)
-}
-
-/// How long to retry recording the end of a container, because a disk may be full for a moment.
-const NOTING: std::time::Duration = std::time::Duration::from_secs(5);
-
-fn finish(state: &mut State, exit: Exit, code: &Code, now: i64, folder: &Path) -> io::Result<()> {
-    let saved = again(|| state.finish(Some(exit), now, folder));
-    let noted = again(|| code.note(state));
-    saved.and(noted)
-}
-
-fn again(mut note: impl FnMut() -> io::Result<()>) -> io::Result<()> {
-    let since = std::time::Instant::now();
-    loop {
-        match note() {
-            Err(_) if since.elapsed() < NOTING => std::thread::sleep(GLANCE),
-            result => return result,
-        }
-    }
 }
 
 fn is_kill(signal: &str) -> bool {
@@ -558,6 +328,32 @@ pub fn unwant(folder: &Path) -> std::io::Result<()> {
 #[must_use]
 pub fn is_unwanted(folder: &Path) -> bool {
     folder.join(UNWANTED).exists()
+}
+
+/// Records that a user stops a container, if it has a restart policy, and `signal` is one that ends programs or the
+/// container's own signal to stop. Then its program is not started again now, and perhaps not at the next boot. Call it
+/// before the container is signalled.
+///
+/// # Errors
+/// If it cannot be recorded.
+pub fn note_stopped(folder: &Path, signal: u8) -> std::io::Result<()> {
+    let Some(state) = State::load(folder)? else { return Ok(()) };
+    let is_own = || signal_number(&state.stop_signal).is_ok_and(|own| own == signal);
+    if state.restarts.is_none() || !(ENDING.contains(&signal) || is_own()) {
+        return Ok(());
+    }
+    let file = File::create(folder.join(STOPPED))?;
+    file.sync_all()?;
+    File::open(folder)?.sync_all()
+}
+
+/// The numbers of `INT`, `QUIT`, `KILL` and `TERM`. Programs often read their settings again at `HUP`.
+const ENDING: [u8; 4] = [2, 3, 9, 15];
+
+/// Returns whether a user has stopped a container with a restart policy.
+#[must_use]
+pub fn is_stopped_by_user(folder: &Path) -> bool {
+    folder.join(STOPPED).exists()
 }
 
 /// Like [`crate::life::end::teardown::clear`], for a container whose folder is kept and whose end is recorded. A note

@@ -1,5 +1,8 @@
 //! Existing containers: commands find, inspect, kill and remove them.
 
+mod remove;
+mod restarts;
+
 use std::fs::File;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
@@ -9,7 +12,6 @@ use kernel::process::{Holder, Process, Signal};
 use kernel::usage::usage_of;
 use store::{
     ContainerDir, ContainerError, ContainerRecord, Liveness, OperationError, Store, VolumeError,
-    VolumeLock,
 };
 
 use crate::backoff::GLANCE;
@@ -17,12 +19,14 @@ use crate::bundle::spec::RuntimeSpec;
 use crate::folder::{self, LAYER};
 use crate::life::cgroup::{cgroups, pause};
 pub use crate::life::end::own_volumes::OwnVolumes;
-use crate::life::end::teardown;
 use crate::life::state::{Reason, State, StateBefore};
-use crate::life::writable_layer::{self, Changes, WritesPlace};
+use crate::life::writable_layer::{Changes, WritesPlace};
 use crate::life::{background, init_signals};
 use crate::runtime::call::KILLING;
 use crate::store_ownership::{OwnerError, check_containers};
+
+pub(crate) use remove::remove_holding;
+pub use remove::{IfRunning, remove};
 
 /// Reason why an operation on a container failed.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +73,12 @@ pub enum KnownError {
     /// The start takes too long.
     #[error("container {0} has not started yet")]
     NotStarted(String),
+    /// The program has ended, and the monitor waits before the next run.
+    #[error(
+        "container {id} is restarting: its program exited ({code}), and its restart policy starts it again; `quire logs \
+        {id}` may show why it ends"
+    )]
+    Restarting { id: String, code: i32 },
     /// A signal arrived during the start.
     #[error("interrupted while starting container {0}")]
     Interrupted(String),
@@ -143,7 +153,8 @@ impl KnownContainer {
         self.liveness == Liveness::Alive && !is_over && !self.is_created
     }
 
-    /// `created` (the container has never been started), `running`, `unwatched` (the program runs, but its monitor is
+    /// `created` (the container has never been started), `running`, `restarting` (the program has ended, and the
+    /// monitor waits before it starts it again), `unwatched` (the program runs, but its monitor is
     /// gone), `exited`, `lost` (the program has ended, and its exit code is unknown), or `damaged`.
     #[must_use]
     pub fn status(&self) -> &'static str {
@@ -153,6 +164,7 @@ impl KnownContainer {
         match (&self.state, self.liveness) {
             (Some(State { finished: Some(_), code: Some(_), .. }), _) => "exited",
             _ if self.is_created => "created",
+            (Some(State { delay: Some(_), .. }), Liveness::Alive) => "restarting",
             (_, Liveness::Alive) => "running",
             _ if self.is_unwatched => "unwatched",
             (_, Liveness::Dead) => "lost",
@@ -231,13 +243,17 @@ impl KnownContainer {
         load_state(&self.folder, &self.id)
     }
 
-    /// Kills the container, and waits for its end.
+    /// Kills the container, and waits for its end. Its program is not started again.
     pub fn kill(&self, store: &Store) -> Result<(), KnownError> {
+        self.note_stopped(KILL)?;
         let since = Instant::now();
         let mut forced = 0_u32;
         loop {
             // A container that is still being started cannot be signalled yet.
-            let told = background::signal(&self.folder, &self.id, "KILL");
+            let told = match self.is_restarting()? {
+                true => Ok(()),
+                false => background::signal(&self.folder, &self.id, "KILL"),
+            };
             if told.is_ok() && !background::wait(Some(PAUSED), &|| self.is_alive(store))? {
                 // Another command may have paused the container to read its changes. A paused container ends only
                 // after it is resumed.
@@ -313,6 +329,9 @@ fn first_process(folder: &Path, state: Option<&State>) -> Option<Process> {
     let process = Process::open(pid).ok()?;
     cgroups::has(folder, pid).then_some(process)
 }
+
+/// The number of `SIGKILL`.
+const KILL: u8 = 9;
 
 /// Time after which the runtime counts as stuck. After the same time again, the monitor counts as stuck.
 const STUCK: Duration = KILLING;
@@ -423,6 +442,9 @@ pub fn running(
             let status = known.status();
             return Err(KnownError::Over { id: known.id, status });
         }
+        if let Some(delay) = known.delay() {
+            return Err(KnownError::Restarting { id: known.id.clone(), code: delay.code });
+        }
         if let Some(root) = background::root(&known.folder) {
             return Ok((known, root));
         }
@@ -447,86 +469,6 @@ pub fn settle(store: &Store) -> Result<(), KnownError> {
         }
         std::thread::sleep(GLANCE);
     }
-}
-
-/// Action on a running container for which removal is requested.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum IfRunning {
-    /// Return an error and keep the container.
-    Refuse,
-    /// Kill the container first.
-    Kill,
-}
-
-/// Removes a container. Returns whether it existed, and was not removed by another command first. `now` returns the
-/// time, in seconds since 1970.
-///
-/// # Errors
-/// [`KnownError`]; the container stays.
-pub fn remove(
-    store: &Store,
-    name: &str,
-    if_running: IfRunning,
-    own_volumes: OwnVolumes,
-    now: &dyn Fn() -> i64,
-) -> Result<bool, KnownError> {
-    remove_holding(store, name, if_running, own_volumes, None, now)
-}
-
-/// As [`remove`], for a caller that may hold the lock of volumes.
-pub(crate) fn remove_holding(
-    store: &Store,
-    name: &str,
-    if_running: IfRunning,
-    own_volumes: OwnVolumes,
-    held: Option<&VolumeLock>,
-    now: &dyn Fn() -> i64,
-) -> Result<bool, KnownError> {
-    check_containers(store)?;
-    let Some(known) = look(store, name)? else { return Ok(false) };
-    let id = &known.id;
-    if known.is_running() && if_running == IfRunning::Refuse {
-        return Err(KnownError::Runs(id.clone()));
-    }
-    // The monitor of a running container removes it when it is killed, and then volumes that nothing needs.
-    let marked = own_volumes.mark(store, id, &known.folder, known.record.as_ref(), held);
-    marked.map_err(|source| KnownError::Volumes { id: id.clone(), source: Box::new(source) })?;
-    if known.is_running() {
-        if let Err(error) = background::unwant(&known.folder) {
-            tracing::debug!(id, %error, "cannot inform the monitor that the container is removed");
-        }
-        known.kill(store)?;
-    }
-    // The monitor may still be taking the container down, and other commands may hold the lock briefly to test if the
-    // container lives.
-    let since = Instant::now();
-    let folder = loop {
-        match store.containers.lock(id) {
-            Ok(Some(folder)) => break folder,
-            // Another command has removed the container.
-            Err(ContainerError::Absent(_)) => return Ok(false),
-            Ok(None) if since.elapsed() < DEATH => {
-                if known.is_alive(store)? {
-                    // Another command has started the container again.
-                    if if_running == IfRunning::Refuse {
-                        return Err(KnownError::Runs(id.clone()));
-                    }
-                    drop(background::unwant(&known.folder));
-                    known.kill(store)?;
-                } else {
-                    // Data that is still on its way to the disk is not needed any more.
-                    writable_layer::give_up(&known.folder);
-                }
-                std::thread::sleep(GLANCE);
-            }
-            Ok(None) => return Err(KnownError::InUse(id.clone())),
-            Err(error) => return Err(error.into()),
-        }
-    };
-    background::bury(&folder, now())
-        .map_err(OperationError::of("record the end of container", id))?;
-    teardown::remove_behind(folder, store.who())?;
-    Ok(true)
 }
 
 #[cfg(test)]

@@ -27,6 +27,7 @@ use crate::life::init_signals::Terms;
 use crate::life::mount_staging::Stage;
 use crate::life::state::{End, Reason};
 use crate::network::{Connection, NetworkError, Pasta};
+use crate::restart_policy::RestartPolicy;
 use crate::root::headroom::Headroom;
 use crate::runtime::call::{
     AskError, KILLING, add_log, chain, command, complaint, complaints, finish, hide_obstacle,
@@ -66,6 +67,8 @@ pub struct Start<'a> {
     pub headrooms: &'a [Headroom],
     /// Size limit of the log, in bytes, if the container has one; `None` for no limit.
     pub log_size: Option<NonZeroU64>,
+    /// When the program is started again after its end. Only a container in the background is.
+    pub restart: RestartPolicy,
     /// Time after which the container is killed.
     pub timeout: Option<Duration>,
     /// The process that connects the network to the host's, if any, and the user of this process.

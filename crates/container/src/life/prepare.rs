@@ -41,6 +41,7 @@ use crate::life::writable_layer::{KeptError, WritesPlace};
 use crate::network::{Pasta, Ports};
 use crate::plan::{ContainerPlan, InitChoice, PlanError, Stop};
 use crate::request::StoredRequest;
+use crate::restart_policy::RestartPolicy;
 use crate::root::filestore::{self, Backing};
 use crate::root::headroom::Headroom;
 use crate::root::{
@@ -89,6 +90,7 @@ pub struct Ready {
     pub(crate) runtime: Runtime,
     pub(crate) signals: Arc<Signals>,
     pub(crate) stop: Stop,
+    pub(crate) restart: RestartPolicy,
     pub(crate) timeout: Option<Duration>,
     pub(crate) pasta: Option<(Pasta, Who)>,
     pub(crate) notes: Option<Notes>,
@@ -459,6 +461,7 @@ fn prepare_in(
         runtime,
         signals,
         stop,
+        restart: wish.restart,
         timeout,
         pasta: wish.pasta.map(|it| (it, store.who())),
         notes: around.notes.cloned(),

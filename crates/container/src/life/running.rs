@@ -17,8 +17,8 @@ use store::{ContainerError, OperationError};
 use crate::bundle::Terminal;
 use crate::bundle::spec::RuntimeSpec;
 use crate::folder::CONFIG;
-use crate::life::background::{self, Last};
-use crate::life::end::ended::{Ended, LOST, Runs};
+use crate::life::background::{self, Last, WatchCalls};
+use crate::life::end::ended::{Ended, LOST, Runs, sync_needed};
 use crate::life::end::teardown;
 use crate::life::log::add_sentence;
 use crate::life::monitor::{self, FAILED, RunError, Start};
@@ -26,6 +26,7 @@ use crate::life::prepare::Ready;
 use crate::life::state::{End, Reason, StateBefore};
 use crate::life::terminal::{self, Keeper};
 use crate::life::writable_layer;
+use crate::restart_policy::RestartPolicy;
 use crate::runtime::call::chain;
 
 /// How a container in the foreground ended.
@@ -137,6 +138,7 @@ impl Ready {
             signals: &self.signals,
             headrooms: &self.headrooms,
             log_size: self.log_size,
+            restart: self.restart,
             timeout: self.timeout,
             pasta: self.pasta.as_ref().map(|(pasta, who)| (pasta, *who)),
             notes: self.notes.as_ref(),
@@ -187,7 +189,13 @@ impl Ready {
         // The monitor must not keep the caller's working directory in use.
         let _moved = std::env::set_current_dir("/");
         self.offer();
-        let mut started = || tell(report.take(), &[0]);
+        let mut started = || {
+            tell(report.take(), &[0]);
+            if self.restart != RestartPolicy::No {
+                // The next boot starts the container, also after a crash of the host.
+                sync_needed(&self.path, &self.id);
+            }
+        };
         let (mut lost, mut is_told) = (false, false);
         // The log gets this sentence before the end is reported, if there is space for it.
         let mut ended = || {
@@ -197,7 +205,14 @@ impl Ready {
             Last { exit, written: self.root.doomed.written() }
         };
         let start = self.start(spec, console.as_deref());
-        let result = background::watch(start, &self.stop, clock, &mut started, &mut ended);
+        let has_lost = || self.has_lost();
+        let mut calls = WatchCalls {
+            now: clock,
+            started: &mut started,
+            has_lost: &has_lost,
+            ended: &mut ended,
+        };
+        let result = background::watch(start, &self.stop, &mut calls);
         // A container that was reported as running is kept, even if its exit code is unknown.
         let has_started = report.is_none();
         let is_unwanted = background::is_unwanted(&self.path);

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 
-use kernel::process::{Exit, ProcessIdentity};
+use kernel::process::{Exit, Process, ProcessIdentity};
 use serde::{Deserialize, Serialize};
 
 use crate::folder::{CODE, STATE, STATE_BEFORE, STATE_NEXT};
@@ -45,6 +45,23 @@ pub struct State {
     /// Size of the writable layer at the end, in bytes; `None` while it runs, and for a directory of the host.
     #[serde(default)]
     pub written: Option<u64>,
+    /// Number of restarts by the monitor. `None` for a container without a restart policy.
+    #[serde(default)]
+    pub restarts: Option<u32>,
+    /// How the last run ended, while the monitor waits before the next one.
+    #[serde(default)]
+    pub delay: Option<RestartDelay>,
+}
+
+/// The last run of a container whose program is about to be started again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestartDelay {
+    /// Time of the end, in seconds since 1970.
+    pub finished: i64,
+    /// Exit code, as shells have it.
+    pub code: i32,
+    /// The reason for the end, unless the program ended by itself.
+    pub reason: Option<Reason>,
 }
 
 /// The identity of a process as a text, or null. A text of another version identifies no process.
@@ -243,6 +260,31 @@ impl State {
         Ok(Code(code))
     }
 
+    /// Takes over a program that runs since `now`.
+    pub(crate) fn note_run(&mut self, process: &Process, now: i64) {
+        let pid = process.pid();
+        self.pid = pid.as_raw_nonzero().get().unsigned_abs();
+        self.process = ProcessIdentity::from_pid(pid);
+        (self.started, self.delay) = (now, None);
+    }
+
+    /// Records another run of the program after [`begin`](Self::begin).
+    pub(crate) fn begin_again(&self, folder: &Path) -> std::io::Result<()> {
+        self.save(folder)?;
+        // Without this reserve, a full disk leaves only the exit code.
+        drop(std::fs::write(folder.join(STATE_NEXT), [b' '; STATE_MAX]));
+        Ok(())
+    }
+
+    /// Records the end of a run after which the program is started again.
+    pub(crate) fn pause(&mut self, end: End, now: i64, folder: &Path) {
+        let (code, reason) = (end.exit.shell_code(), end.reason);
+        self.delay = Some(RestartDelay { finished: now, code, reason });
+        if let Err(error) = self.begin_again(folder) {
+            tracing::debug!(%error, "cannot record that the program is started again");
+        }
+    }
+
     /// Writes the state atomically: a reader sees the old or the new one.
     #[expect(
         clippy::disallowed_methods,
@@ -260,8 +302,10 @@ impl State {
 
     /// Records the end; `exit` is `None` if it is unknown.
     pub fn finish(&mut self, exit: Option<Exit>, now: i64, folder: &Path) -> std::io::Result<()> {
+        // The monitor may have been killed between two runs.
+        let last = self.delay.take().map(|it| it.code);
         self.finished = Some(now);
-        self.code = exit.map(Exit::shell_code);
+        self.code = exit.map(Exit::shell_code).or(last);
         self.save(folder)
     }
 }
@@ -326,6 +370,8 @@ mod tests {
             reason: Some(Reason::Timeout),
             stop_timeout: None,
             written: None,
+            restarts: Some(0),
+            delay: None,
         };
         assert!(Code::open(folder.path()).unwrap().is_none());
         let end = state.begin(folder.path()).unwrap();

@@ -417,7 +417,8 @@ impl Keeper {
 }
 
 /// Waits for the terminal of a container that has no caller, and writes its output into the log in the container's
-/// folder. Returns when no process has the terminal open, or when the end of `over` arrives before the terminal.
+/// folder. Returns at the end of `over`, when no process has the terminal open. Each run of the program has its own
+/// terminal.
 pub(crate) fn keep_own(
     receiver: &Receiver,
     over: &PipeReader,
@@ -436,7 +437,6 @@ pub(crate) fn keep_own(
         match receiver.receive() {
             Ok(Some(master)) => {
                 keep_log(&master, folder, log_size);
-                return;
             }
             Ok(None) if !is_over => {}
             Ok(None) | Err(_) => return,

@@ -10,6 +10,7 @@ use quire_container::folder::ROOT;
 use quire_container::life::monitor::{RunError, Start};
 use quire_container::life::mount_staging::Stage;
 use quire_container::life::state::End;
+use quire_container::restart_policy::RestartPolicy;
 use quire_container::root::{
     BetweenOwners, Root, Shape, Space, Trust, TrustedImage, VerityPolicy, Via, Writable, make,
 };
@@ -76,6 +77,7 @@ impl Fixture {
             signals: &Signals::block(&[]).unwrap(),
             headrooms: &[],
             log_size: None,
+            restart: RestartPolicy::No,
             timeout: None,
             pasta: None,
             notes: None,

@@ -41,7 +41,8 @@ pub(crate) struct Ps {
     #[arg(short = 'q')]
     pub(crate) ids: bool,
     /// List only containers that fit, such as name=web or status=exited. The keys are ancestor, before, command,
-    /// exited, id, label, label!, name, network, pid, since, status, until and volume
+    /// exited, id, label, label!, name, network, pid, restart-policy, should-start-on-boot, since, status, until and
+    /// volume
     #[arg(short, long, value_name = "KEY=VALUE")]
     pub(crate) filter: Vec<String>,
     /// Print `json`, or each container by a template of Go, such as '{{.Names}} {{.Status}}', with podman's fields. A
@@ -120,7 +121,7 @@ pub(crate) struct PsReport {
     command: Vec<String>,
     /// Time at which the container was made, in RFC 3339. Null if the container is damaged.
     created: Option<Time>,
-    /// `created` (it has never been started), `running`, `unwatched` (it runs, but its monitor was killed), `exited`, `lost` (it ended in an unknown way),
+    /// `created` (it has never been started), `running`, `restarting` (its program has ended, and is started again soon), `unwatched` (it runs, but its monitor was killed), `exited`, `lost` (it ended in an unknown way),
     /// or `damaged`.
     status: &'static str,
     /// Process id of the first process. Null unless the container runs.
@@ -136,6 +137,11 @@ pub(crate) struct PsReport {
     /// Cause of the end: `timeout` or `memory`. Null for any other cause.
     #[cfg_attr(test, schemars(with = "Option<String>"))]
     reason: Option<Reason>,
+    /// Exit code of the last run, for the table.
+    #[serde(skip)]
+    last_code: Option<i32>,
+    /// Number of times that the restart policy has started the program again.
+    restarts: u32,
     /// Id of the snapshot below the container's writable layer. Null if there is only its image.
     snapshot: Option<String>,
     /// The container of whose snapshot it was made, which may have been removed. Null if it was made of its image, or
@@ -241,6 +247,22 @@ fn chosen(
     Ok(shown.into_iter().skip(skipped).collect())
 }
 
+/// Returns the containers of a store that fit filters in the form of `--filter`, in the order in which they were made.
+pub(crate) fn filtered(store: &Store, filters: &[String]) -> anyhow::Result<Vec<KnownContainer>> {
+    let filters = ContainerFilters::new(ListFilters::parse(filters, &KEYS)?, Some(store))?;
+    let mut found = all(store)?;
+    sort(&mut found, ContainerOrder::Created, |_| None);
+    let mut is_read_error_known = false;
+    found.retain(|it| {
+        let settings = match filters.need_settings() {
+            true => settings(it, &mut is_read_error_known),
+            false => ListedSettings::default(),
+        };
+        filters.fit(it, &settings)
+    });
+    Ok(found)
+}
+
 /// Reads the settings of a container. A container whose settings cannot be read is listed without them.
 fn settings(known: &KnownContainer, is_told: &mut bool) -> ListedSettings {
     ListedSettings::load(&known.folder).unwrap_or_else(|error| {
@@ -281,12 +303,16 @@ impl PsReport {
             command: known.command(),
             created: record.map(|it| Time(it.created.0)),
             status: known.status(),
-            pid: state.filter(|_| known.is_running()).map(|state| state.pid),
+            pid: state
+                .filter(|_| known.is_running() && known.delay().is_none())
+                .map(|state| state.pid),
             started: state.map(|state| Time(state.started)),
             finished: state.and_then(|it| it.finished).map(Time),
             code: known.code(),
             lost: known.has_lost(),
             reason: known.reason(),
+            last_code: known.delay().map(|it| it.code),
+            restarts: known.restarts(),
             snapshot: origins::snapshot(known).map(str::to_owned),
             origin: origins.of(known).map(|it| it.container.clone()),
             ports: match known.is_watched() {
@@ -302,11 +328,12 @@ impl PsReport {
         let unknown = || "?".to_owned();
         let image =
             self.image_name.clone().or_else(|| self.image.as_ref().map(|it| report::short(it)));
+        let last = self.last_code.map(|code| format!(" ({code})")).unwrap_or_default();
         let status = match (self.code, self.reason) {
             (Some(code), _) if self.lost => format!("exited ({code}), writes lost"),
             (Some(code), Some(reason)) => format!("exited ({code}), {}", reason.short()),
             (Some(code), None) => format!("exited ({code})"),
-            (None, _) => self.status.to_owned(),
+            (None, _) => format!("{}{last}", self.status),
         };
         let mut row = vec![
             self.container.clone(),

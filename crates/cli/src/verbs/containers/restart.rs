@@ -10,14 +10,24 @@ use crate::Answer;
 use crate::output::report;
 use crate::session::context::{Context, now};
 use crate::verbs::VerbArgs;
+use crate::verbs::containers::ps::filtered;
 use crate::verbs::containers::start::{Begun, Starter, check_restart};
 use crate::verbs::exit_codes::START_CODES;
 
 #[derive(Debug, Args)]
 pub(crate) struct Restart {
     /// Names of containers
-    #[arg(required = true)]
+    #[arg(required_unless_present_any = ["all", "running", "filter"])]
     pub(crate) containers: Vec<String>,
+    /// Restart all containers, also those that do not run
+    #[arg(short, long, conflicts_with = "containers")]
+    pub(crate) all: bool,
+    /// Restart all running containers
+    #[arg(long, conflicts_with_all = ["containers", "all"])]
+    pub(crate) running: bool,
+    /// Restart the containers that fit, such as label=job=7. The keys are those of `quire ps`
+    #[arg(short, long, value_name = "KEY=VALUE", conflicts_with = "containers")]
+    pub(crate) filter: Vec<String>,
     /// Kill a running container after this many seconds; by default the value of `run --stop-timeout`, or 10
     #[arg(short, long, alias = "timeout", value_name = "SECONDS")]
     pub(crate) time: Option<u32>,
@@ -28,7 +38,8 @@ impl VerbArgs for Restart {
     const ABOUT: &'static str = "Stop containers if they run, and start them again";
     const DETAILS: &'static str = "A container keeps its settings, its name, its ports and its changes, as with \
         `quire start`.";
-    const EXAMPLES: &'static str = "quire restart web\n  quire restart --time 30 web db";
+    const EXAMPLES: &'static str =
+        "quire restart web\n  quire restart --time 30 web db\n  quire restart --running";
     const PRINTS_JSON: bool = false;
     const EXIT_CODES: &'static str = START_CODES;
 
@@ -37,10 +48,24 @@ impl VerbArgs for Restart {
     }
 }
 
+impl Restart {
+    /// Whether the containers are not named.
+    pub(crate) fn is_of_all(&self) -> bool {
+        self.all || self.running || !self.filter.is_empty()
+    }
+}
+
 fn restart(context: &Context, args: &Restart) -> anyhow::Result<Answer> {
-    let store = context.open(OpenOptions::write())?;
-    let found = args.containers.iter().map(|name| find_container(&store, name));
-    let found = found.collect::<Result<Vec<_>, _>>()?;
+    let Some(store) = context.open_for(OpenOptions::write(), args.is_of_all())? else {
+        return Ok(Answer::Yes);
+    };
+    let found: Vec<_> = if args.is_of_all() {
+        let found = filtered(&store, &args.filter)?.into_iter();
+        found.filter(|it| !args.running || it.is_running()).collect()
+    } else {
+        let found = args.containers.iter().map(|name| find_container(&store, name));
+        found.collect::<Result<_, _>>()?
+    };
     for known in &found {
         // Such a container would be gone before its start.
         if known.record.as_ref().is_some_and(|it| !it.keep) {

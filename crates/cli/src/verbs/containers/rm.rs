@@ -6,9 +6,11 @@ use container::life::lookup::{self, IfRunning, KnownContainer, KnownError, OwnVo
 use store::{OpenOptions, Store};
 
 use crate::Answer;
+use crate::output::report;
 use crate::session::context::{Context, now};
 use crate::session::resolve::NoContainer;
 use crate::verbs::VerbArgs;
+use crate::verbs::containers::ps::filtered;
 use crate::verbs::containers::snapshots::{clear_unneeded, origins};
 use crate::verbs::containers::volume;
 use crate::verbs::images::rmi::image_name;
@@ -17,11 +19,14 @@ use crate::verbs::images::rmi::image_name;
 #[derive(Debug, Args)]
 pub(crate) struct Rm {
     /// Names of containers
-    #[arg(required_unless_present = "all")]
+    #[arg(required_unless_present_any = ["all", "filter"])]
     pub(crate) names: Vec<String>,
     /// Remove all containers; without --force, running ones are an error
     #[arg(short, long, conflicts_with = "names")]
     pub(crate) all: bool,
+    /// Remove the containers that fit, such as status=exited. The keys are those of `quire ps`
+    #[arg(long, value_name = "KEY=VALUE", conflicts_with = "names")]
+    pub(crate) filter: Vec<String>,
     /// Ignore names that do not exist
     #[arg(short, long)]
     pub(crate) ignore: bool,
@@ -53,14 +58,15 @@ impl VerbArgs for Rm {
 
 pub(crate) fn rm(context: &Context, args: &Rm) -> anyhow::Result<Answer> {
     let may_lack = args.force || args.ignore;
-    let Some(store) = context.open_for(OpenOptions::write(), may_lack || args.all)? else {
+    let is_of_all = args.all || !args.filter.is_empty();
+    let Some(store) = context.open_for(OpenOptions::write(), may_lack || is_of_all)? else {
         return Ok(Answer::Yes);
     };
-    let names = match args.all {
-        true => lookup::all(&store)?.into_iter().map(|it| it.id).collect(),
+    let names = match is_of_all {
+        true => filtered(&store, &args.filter)?.into_iter().map(|it| it.id).collect(),
         false => args.names.clone(),
     };
-    if !may_lack && !args.all {
+    if !may_lack && !is_of_all {
         // Look up all containers before any of them is removed.
         for text in &names {
             lookup::find_container(&store, text).map_err(|error| absent(&store, text, error))?;
@@ -83,9 +89,12 @@ pub(crate) fn rm(context: &Context, args: &Rm) -> anyhow::Result<Answer> {
         let if_running = if args.force { IfRunning::Kill } else { IfRunning::Refuse };
         let is_removed = lookup::remove(&store, container, if_running, own_volumes, &|| now().0)?;
         if is_removed {
+            if !context.json {
+                report::line(container)?;
+            }
             continue;
         }
-        if args.all || args.ignore {
+        if is_of_all || args.ignore {
             continue;
         }
         if !args.force {

@@ -1,5 +1,7 @@
 //! `start`: starts containers that were created, or that have ended, in their own folders.
 
+mod boot_unit;
+
 use std::cell::RefCell;
 use std::fs::File;
 use std::io::{Seek as _, SeekFrom};
@@ -18,6 +20,8 @@ use container::life::lookup::{KnownContainer, find_at_rest, find_container};
 use container::life::monitor_report::{MonitorReport, StartReport};
 use container::life::prepare::{AdmittedImage, restart};
 use container::life::rollback::roll_back;
+use container::life::signal::signal_number;
+use container::life::state::State;
 use container::network::Ports;
 use container::request::StoredRequest;
 use kernel::process::{Requests, Signal, Signals, start_behind};
@@ -30,15 +34,33 @@ use crate::session::context::{Context, now};
 use crate::session::signals::FORWARDED;
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::container_options::image_config;
-use crate::verbs::containers::run::{not_started, runtime, with_environment};
+use crate::verbs::containers::ps::filtered;
+use crate::verbs::containers::run::{exit_code, not_started, runtime, with_environment};
 use crate::verbs::containers::{logs, security};
 use crate::verbs::exit_codes::START_CODES;
 
+/// Filter of containers that start at boot.
+const AT_BOOT: &str = "should-start-on-boot=true";
+
+#[expect(clippy::struct_excessive_bools, reason = "each is an option")]
 #[derive(Debug, Args)]
 pub(crate) struct Start {
     /// Names of containers
-    #[arg(required = true)]
+    #[arg(required_unless_present_any = ["all", "filter", "at_boot", "print_unit"])]
     pub(crate) containers: Vec<String>,
+    /// Start all containers that do not run
+    #[arg(long, conflicts_with_all = ["containers", "attach"])]
+    pub(crate) all: bool,
+    /// Start the containers that fit, such as restart-policy=always. The keys are those of `quire ps`
+    #[arg(short, long, value_name = "KEY=VALUE", conflicts_with_all = ["containers", "attach"])]
+    pub(crate) filter: Vec<String>,
+    /// Start the containers that start at boot: those with `run --restart always`, and those with `unless-stopped`
+    /// that no user has stopped
+    #[arg(long, conflicts_with_all = ["containers", "attach", "all", "filter"])]
+    pub(crate) at_boot: bool,
+    /// Print a unit for systemd that runs `quire start --at-boot`: as root one of the system, otherwise one of the user
+    #[arg(long, conflicts_with_all = ["containers", "attach", "all", "filter", "at_boot"])]
+    pub(crate) print_unit: bool,
     /// Print the container's output until it ends, pass signals on to it, and exit with its exit code
     #[arg(short, long)]
     pub(crate) attach: bool,
@@ -50,7 +72,8 @@ impl VerbArgs for Start {
     const DETAILS: &'static str = "A container has the settings, the name, the ports and the user ids that it had \
         before, and its changes, except those of `--writable memory`. Its log continues. The image must still be \
         allowed by the policies.";
-    const EXAMPLES: &'static str = "quire start web\n  quire start --attach batch";
+    const EXAMPLES: &'static str = "quire start web\n  quire start --attach batch\n  quire start --all --filter label=job=7\n  \
+        quire start --print-unit > quire-restart.service";
     const PRINTS_JSON: bool = false;
     const EXIT_CODES: &'static str = START_CODES;
 
@@ -59,7 +82,23 @@ impl VerbArgs for Start {
     }
 }
 
+impl Start {
+    /// Whether the containers are not named.
+    pub(crate) fn is_of_all(&self) -> bool {
+        self.all || self.at_boot || !self.filter.is_empty()
+    }
+}
+
 fn start(context: &Context, args: &Start) -> anyhow::Result<Answer> {
+    if args.print_unit {
+        return boot_unit::print(context);
+    }
+    if args.at_boot {
+        return start_all(context, &[AT_BOOT.to_owned()]);
+    }
+    if args.is_of_all() {
+        return start_all(context, &args.filter);
+    }
     if args.attach && args.containers.len() > 1 {
         bail!("--attach: only one container at a time can have this command's output");
     }
@@ -86,6 +125,35 @@ fn start(context: &Context, args: &Start) -> anyhow::Result<Answer> {
             Some(begun) if args.attach => return starter.attend(&begun),
             _ => report::line(name)?,
         }
+    }
+    Ok(Answer::Yes)
+}
+
+/// Starts all containers that fit the filters and do not run. One that does not start does not keep others from it.
+fn start_all(context: &Context, filters: &[String]) -> anyhow::Result<Answer> {
+    let Some(store) = context.open_for(OpenOptions::write(), true)? else {
+        return Ok(Answer::Yes);
+    };
+    let mut found = filtered(&store, filters)?;
+    found.retain(|it| !it.is_running());
+    if found.is_empty() {
+        return Ok(Answer::Yes);
+    }
+    let starter = Starter::new(context, &store)?;
+    let mut failed = 0_usize;
+    for id in found.iter().map(|it| &it.id) {
+        match starter.begin(id) {
+            Ok(Begun::Runs(_) | Begun::Ran) => report::line(id)?,
+            Ok(Begun::Failed(answer)) => return Ok(answer),
+            Err(error) => {
+                failed += 1;
+                let error = error.context(format!("cannot start container {id}"));
+                context.complain(&error, exit_code(&error));
+            }
+        }
+    }
+    if failed > 0 {
+        bail!("{failed} of {} did not start", report::count(found.len(), "container"));
     }
     Ok(Answer::Yes)
 }
@@ -245,6 +313,14 @@ pub(super) fn pass_on(
             signal.as_raw().to_string()
         }
     };
+    let number = signal_number(&name).unwrap_or_default();
+    if let Err(error) = background::note_stopped(folder, number) {
+        context.remark(&format!("cannot record the stop of container {id}: {error}"));
+    }
+    if matches!(State::load(folder), Ok(Some(State { delay: Some(_), .. }))) {
+        // There is no program that could get the signal.
+        return;
+    }
     if let Err(error) = background::signal(folder, id, &name) {
         context.remark(&error);
     }

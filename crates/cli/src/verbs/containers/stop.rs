@@ -3,22 +3,27 @@
 use clap::Args;
 use container::life::end::stop;
 use container::life::end::stop::StopOptions;
-use container::life::lookup::{KnownContainer, KnownError, all, find_container};
+use container::life::lookup::{KnownContainer, KnownError, find_container};
 use container::life::signal::signal_number;
 use store::OpenOptions;
 
 use crate::Answer;
+use crate::output::report;
 use crate::session::context::{Context, now};
 use crate::verbs::VerbArgs;
+use crate::verbs::containers::ps::filtered;
 
 #[derive(Debug, Args)]
 pub(crate) struct Stop {
     /// Names of containers
-    #[arg(required_unless_present = "all")]
+    #[arg(required_unless_present_any = ["all", "filter"])]
     pub(crate) containers: Vec<String>,
     /// Stop all running containers
     #[arg(short, long, conflicts_with = "containers")]
     pub(crate) all: bool,
+    /// Stop the running containers that fit, such as label=job=7. The keys are those of `quire ps`
+    #[arg(short, long, value_name = "KEY=VALUE", conflicts_with = "containers")]
+    pub(crate) filter: Vec<String>,
     /// Ignore names that do not exist
     #[arg(short, long)]
     pub(crate) ignore: bool,
@@ -43,18 +48,28 @@ impl VerbArgs for Stop {
 
 pub(crate) fn stop(context: &Context, args: &Stop) -> anyhow::Result<Answer> {
     let signal = args.signal.as_deref().map(signal_number).transpose()?;
-    let Some(store) = context.open_for(OpenOptions::read(), args.all || args.ignore)? else {
+    let is_of_all = args.all || !args.filter.is_empty();
+    let Some(store) = context.open_for(OpenOptions::read(), is_of_all || args.ignore)? else {
         return Ok(Answer::Yes);
     };
-    let found: Vec<_> = if args.all {
-        all(&store)?.into_iter().filter(KnownContainer::is_running).collect()
+    let (names, found): (Vec<_>, Vec<_>) = if is_of_all {
+        let found = filtered(&store, &args.filter)?.into_iter().filter(KnownContainer::is_running);
+        found.map(|it| (it.id.clone(), it)).unzip()
     } else {
-        let found = args.containers.iter().map(|name| find_container(&store, name));
+        let found = args
+            .containers
+            .iter()
+            .map(|name| find_container(&store, name).map(|found| (name.clone(), found)));
         let is_ignored =
             |it: &Result<_, _>| args.ignore && matches!(it, Err(KnownError::Absent { .. }));
-        found.filter(|it| !is_ignored(it)).collect::<Result<_, _>>()?
+        let found = found.filter(|it| !is_ignored(it)).collect::<Result<Vec<_>, _>>()?;
+        found.into_iter().unzip()
     };
     let wish = StopOptions { signal, timeout: args.time };
     stop::stop(&store, found, wish, &|| now().0, &|text| context.remark(text))?;
-    Ok(Answer::Yes)
+    if context.json {
+        return Ok(Answer::Yes);
+    }
+    // As podman and Docker do.
+    report::lines(names.iter().map(String::as_str))
 }

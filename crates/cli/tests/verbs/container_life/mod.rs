@@ -14,6 +14,7 @@ mod lists;
 pub(super) mod logs;
 mod options;
 mod pauses;
+mod restart_policies;
 pub(super) mod restarts;
 pub(super) mod runs;
 mod snapshot_disks;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use kernel::process::{Done, finish_behind};
 use store::{ContainerDir, ContainerError};
 
-use crate::folder::{FILESTORE, LAYER, REQUEST, STATE_BEFORE, USERNS, WRITABLE};
+use crate::folder::{FILESTORE, LAYER, REQUEST, STATE, STATE_BEFORE, USERNS, WRITABLE};
 use crate::life::end::teardown;
 use crate::life::filestores::Filestores;
 use crate::life::log::add_sentence;
@@ -37,7 +37,7 @@ pub(crate) struct Ended {
 }
 
 /// Files without which a kept container cannot be started again after a crash of the host.
-const NEEDED: [&str; 4] = [REQUEST, STATE_BEFORE, WRITABLE, USERNS];
+const NEEDED: [&str; 5] = [REQUEST, STATE, STATE_BEFORE, WRITABLE, USERNS];
 
 /// Writes the files that another start needs to the disk. If this fails, they may be damaged after a crash of the
 /// host, which is then reported.

@@ -51,6 +51,9 @@ pub fn stop(
                 .map_err(OperationError::of("record the end of container", &it.id))?;
         }
     }
+    for it in &known {
+        it.note_stopped(TERM)?;
+    }
     // All containers are signalled before this waits for any.
     let running: Vec<_> = known.into_iter().filter(KnownContainer::is_running).collect();
     let since = Instant::now();
@@ -98,11 +101,15 @@ fn ask(
         if signal == TERM {
             terms.note(Signal::TERM);
         }
+        if known.is_restarting()? {
+            // The monitor sees that the container is to be stopped.
+            return Ok(());
+        }
         let Err(message) = background::signal(&known.folder, &known.id, &name) else {
             return Ok(());
         };
         // The container may have ended since.
-        if !known.is_alive(store)? {
+        if !known.is_alive(store)? || known.is_restarting()? {
             return Ok(());
         }
         // Otherwise it may not have started yet.

@@ -44,6 +44,16 @@ pub(crate) fn clear_within(folder: &Path, id: &str, most: Duration) -> bool {
     is_clear && !has_records(folder, id)
 }
 
+/// Removes the runtime's records and the cgroups of a run that has ended, for another run with the same mounts. Returns
+/// whether they are removed.
+#[must_use]
+pub(crate) fn clear_run(folder: &Path, id: &str) -> bool {
+    if has_records(folder, id) {
+        delete(folder, id, DELETION);
+    }
+    remove_cgroups(folder, id) && !has_records(folder, id)
+}
+
 /// Removes the folder of a container that has no other remains. A layer in the folder may have many files, so a
 /// background process removes it. The container no longer exists when its folder was moved out of `containers/`. `who`
 /// is the user of this process.

@@ -64,6 +64,12 @@ fn kill(context: &Context, args: &Kill) -> anyhow::Result<Answer> {
     for known in &found {
         if signal == KILL {
             known.kill(&store)?;
+            report::line(&known.id)?;
+            continue;
+        }
+        known.note_stopped(signal)?;
+        if known.is_restarting()? {
+            // There is no program that could get the signal.
         } else if let Err(message) =
             background::signal(&known.folder, &known.id, &signal.to_string())
         {

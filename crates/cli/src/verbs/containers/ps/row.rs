@@ -76,7 +76,7 @@ impl ListedContainer<'_> {
             "ExitedAt": self.exited_at(),
             "StartedAt": self.started_at(),
             "AutoRemove": self.is_removed_at_end(),
-            "Restarts": 0,
+            "Restarts": known.restarts(),
             "Pod": "",
             "PodName": "",
             "IsInfra": false,
@@ -117,7 +117,7 @@ impl ListedContainer<'_> {
             "Pod": "",
             "PodName": "",
             "Ports": ports.collect::<Vec<_>>(),
-            "Restarts": 0,
+            "Restarts": known.restarts(),
             "Size": written.map(|it| json!({"rwSize": it})),
             "StartedAt": self.started_at(),
             "State": state(known),
@@ -138,7 +138,8 @@ impl ListedContainer<'_> {
     }
 
     fn pid(&self) -> u32 {
-        let state = self.known.state.as_ref().filter(|_| self.known.is_running());
+        let has_program = self.known.is_running() && self.known.delay().is_none();
+        let state = self.known.state.as_ref().filter(|_| has_program);
         state.map_or(0, |it| it.pid)
     }
 
@@ -167,6 +168,11 @@ impl ListedContainer<'_> {
         let since = |time: i64| human_duration(now.saturating_sub(time));
         match state(self.known) {
             "running" => format!("Up {}", since(self.started_at())),
+            "restarting" => {
+                let (code, finished) =
+                    self.known.delay().map_or((-1, now), |it| (it.code, it.finished));
+                format!("Restarting ({code}) {} ago", since(finished))
+            }
             "exited" => {
                 let code = self.known.code().unwrap_or(-1);
                 format!("Exited ({code}) {} ago", since(self.exited_at()))

@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt as _;
 use anyhow::{Context as _, bail};
 use clap::ValueEnum;
 use container::folder::RECORD;
+use container::life::background;
 use container::life::lookup::{KnownContainer, find_container};
 use container::listed_settings::ListedSettings;
 use regex_lite::Regex;
@@ -16,9 +17,23 @@ use crate::session::resolve::resolve;
 use crate::verbs::containers::ps::row::{network, state};
 
 /// Keys of `--filter`.
-pub(super) const KEYS: [&str; 14] = [
-    "ancestor", "before", "command", "exited", "id", "label", "label!", "name", "network", "since",
-    "status", "until", "volume", "pid",
+pub(super) const KEYS: [&str; 16] = [
+    "ancestor",
+    "before",
+    "command",
+    "exited",
+    "id",
+    "label",
+    "label!",
+    "name",
+    "network",
+    "since",
+    "status",
+    "until",
+    "volume",
+    "pid",
+    "restart-policy",
+    "should-start-on-boot",
 ];
 
 /// Values of the filter `status`: podman's words, docker's, and Quire's own.
@@ -38,6 +53,9 @@ const STATES: [&str; 14] = [
     "lost",
     "damaged",
 ];
+
+/// Values of the filter `restart-policy`.
+const POLICIES: [&str; 4] = ["no", "always", "unless-stopped", "on-failure"];
 
 /// Orders of a list of containers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -108,6 +126,16 @@ impl ContainerFilters {
                 bail!("--filter status={word}: use one of {}", STATES.join(", "));
             }
         }
+        for word in filters.values("restart-policy") {
+            if !POLICIES.contains(&word) {
+                bail!("--filter restart-policy={word}: use one of {}", POLICIES.join(", "));
+            }
+        }
+        if let Some(word) =
+            filters.values("should-start-on-boot").find(|it| !["true", "false"].contains(it))
+        {
+            bail!("--filter should-start-on-boot={word}: use true or false");
+        }
         let code = |text: &str| {
             let code = text.parse::<i32>();
             code.with_context(|| format!("--filter exited={text}: not an exit code"))
@@ -148,7 +176,9 @@ impl ContainerFilters {
 
     /// Returns whether a filter needs [`ListedSettings`].
     pub(super) fn need_settings(&self) -> bool {
-        ["label", "label!", "network", "volume"].iter().any(|it| self.filters.has(it))
+        ["label", "label!", "network", "volume", "restart-policy", "should-start-on-boot"]
+            .iter()
+            .any(|it| self.filters.has(it))
     }
 
     pub(super) fn fit(&self, known: &KnownContainer, settings: &ListedSettings) -> bool {
@@ -176,6 +206,11 @@ impl ContainerFilters {
                 settings.network.as_deref() == Some(it) || network(settings) == Some(it)
             })
             && filters.fits("volume", |it| has_volume(settings, it))
+            && filters.fits("restart-policy", |it| settings.restart.name() == it)
+            && filters.fits("should-start-on-boot", |it| {
+                let is_stopped = background::is_stopped_by_user(&known.folder);
+                settings.restart.wants_boot(is_stopped) == (it == "true")
+            })
     }
 }
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::{Args, ValueEnum, ValueHint};
 use container::plan::ImageVolumes;
+use container::restart_policy::RestartPolicy;
 
 use crate::args::{ContainerOptions, Labels, LogSize, Tty, boolean};
 
@@ -59,6 +60,17 @@ pub(crate) struct NewContainer {
     /// free port, which `ps` lists. HOST and CONTAINER may be ranges, such as 8000-8003
     #[arg(short, long, value_name = "[[IP:]HOST:]CONTAINER[/udp]")]
     pub(crate) publish: Vec<crate::args::ports::Published>,
+    /// Start the program again when it ends: `no`, `always`, `unless-stopped`, or `on-failure`, which means after an exit
+    /// code other than 0, at most MAX times. `quire stop` ends it. `quire start --print-unit` prints a unit that starts
+    /// such containers at boot
+    #[arg(
+        long,
+        value_name = "POLICY[:MAX]",
+        default_value_t = RestartPolicy::No,
+        hide_default_value = true,
+        value_parser = str::parse::<RestartPolicy>
+    )]
+    pub(crate) restart: RestartPolicy,
     /// Use this OCI runtime, by name or path; by default the first of crun, runc and runsc that is installed. With
     /// runsc (gVisor), pipes, sockets and an empty /tmp are in memory, so `commit` does not store them
     #[arg(long, env = "QUIRE_RUNTIME", value_name = "RUNTIME")]

@@ -2,7 +2,8 @@
 
 use anyhow::{Context as _, bail};
 use container::bundle::Terminal;
-use container::plan::ContainerRequest;
+use container::plan::{ContainerRequest, PlanError};
+use container::restart_policy::RestartPolicy;
 
 use crate::args::{Tty, When, mounts, volumes};
 use crate::session::context::Context;
@@ -40,9 +41,14 @@ impl RequestedLife {
                 "--rm=false: a container in the foreground is removed when it ends; one of --detach stays until `quire rm`"
             );
         }
+        let keep = args.detach && args.rm != Some(true);
+        // Before the image is pulled.
+        if args.new.restart != RestartPolicy::No && !keep {
+            return Err(PlanError::Restart(args.new.restart).into());
+        }
         Ok(Self {
             terminal: terminal_of_run(args)?,
-            keep: args.detach && args.rm != Some(true),
+            keep,
             stdin: args.detach && args.tty.interactive,
         })
     }
@@ -86,6 +92,7 @@ pub(super) fn container_wish(
         keep: life.keep,
         labels,
         stdin: life.stdin,
+        restart: args.restart,
         snapshot: None,
     })
 }

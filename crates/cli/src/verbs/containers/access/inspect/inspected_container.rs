@@ -8,6 +8,7 @@ use container::bundle::security::Interfaces;
 use container::bundle::spec::RuntimeSpec;
 use container::bundle::{Access, Network, Terminal};
 use container::folder;
+use container::life::background;
 use container::life::lookup::KnownContainer;
 use container::life::state::Reason;
 use container::plan::{ContainerRequest, IdsChoice};
@@ -60,6 +61,8 @@ pub(crate) struct InspectedContainerReport {
     network_settings: InspectedNetworkReport,
     /// Size of the writable layer. Null if unknown.
     size_rw: Option<Bytes>,
+    /// Number of times that the restart policy has started the program again.
+    restart_count: u32,
     /// Settings of the program.
     config: InspectedConfigReport,
     /// Settings of the host.
@@ -70,23 +73,28 @@ pub(crate) struct InspectedContainerReport {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "PascalCase")]
 pub(crate) struct InspectedStateReport {
-    /// `created`, `running`, `exited`, or `unknown` (it ended in an unknown way, or is damaged).
+    /// `created`, `running`, `restarting`, `exited`, or `unknown` (it ended in an unknown way, or is damaged).
     status: &'static str,
-    /// Whether the program runs.
+    /// Whether the program runs, or is started again soon.
     running: bool,
     /// Whether it is paused, which is false.
     paused: bool,
+    /// Whether the program has ended, and is started again soon.
+    restarting: bool,
     /// Whether the program was killed because of the memory limit.
     #[serde(rename = "OOMKilled")]
     oom_killed: bool,
-    /// Process id of the first process; 0 unless the container runs.
+    /// Process id of the first process; 0 unless the program runs.
     pid: u32,
-    /// Exit code; 0 before the end, and -1 if it is unknown.
+    /// Exit code, also that of the last run if the program is started again soon; 0 before the end, and -1 if it is
+    /// unknown.
     exit_code: i32,
     /// Time of the start, in RFC 3339; the year 1 if the container has not started.
     started_at: String,
     /// Time of the end, in RFC 3339; the year 1 if the container has not ended.
     finished_at: String,
+    /// Whether a user has stopped the container. Always false without a restart policy.
+    stopped_by_user: bool,
 }
 
 #[derive(Serialize)]
@@ -160,6 +168,8 @@ pub(crate) struct InspectedConfigReport {
 pub(crate) struct InspectedHostReport {
     /// Whether the container is removed at its end.
     auto_remove: bool,
+    /// When the program is started again after its end.
+    restart_policy: InspectedRestartReport,
     /// `none`, `host`, `pasta`, `ns:PATH` or `container:NAME`.
     network_mode: String,
     /// Directories and files of the host, and volumes by their names, as SOURCE:DESTINATION:OPTIONS.
@@ -182,6 +192,16 @@ pub(crate) struct InspectedHostReport {
     port_bindings: BTreeMap<String, Vec<InspectedPortReport>>,
     /// `private` if the container's users are other users of the host; else empty.
     userns_mode: &'static str,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct InspectedRestartReport {
+    /// `no`, `always`, `unless-stopped` or `on-failure`.
+    name: &'static str,
+    /// Maximum number of restarts of `on-failure`; 0 means no limit.
+    maximum_retry_count: u32,
 }
 
 /// The time of an event that has not happened, as in Go.
@@ -215,6 +235,7 @@ impl InspectedContainerReport {
             mounts: mounts(context, &request),
             network_settings: InspectedNetworkReport { ports },
             size_rw: known.written().map(Bytes),
+            restart_count: known.restarts(),
             config: InspectedConfigReport::new(known, &request, spec, image),
             host_config: InspectedHostReport::new(context, known, &request),
         }
@@ -242,16 +263,22 @@ impl InspectedStateReport {
             status => status,
         };
         let is_over = !is_running && !known.is_created;
+        let delay = known.delay();
+        let reason = delay.map_or_else(|| known.reason(), |it| it.reason);
+        let code = delay.map(|it| it.code).or_else(|| known.code());
+        let finished = delay.map(|it| it.finished).or_else(|| state.and_then(|it| it.finished));
         let time = |seconds: Option<i64>| seconds.map_or_else(|| NEVER.to_owned(), report::rfc3339);
         Self {
             status,
             running: is_running,
             paused: false,
-            oom_killed: known.reason() == Some(Reason::Memory),
-            pid: state.filter(|_| is_running).map_or(0, |it| it.pid),
-            exit_code: known.code().unwrap_or(if is_over { -1 } else { 0 }),
+            restarting: delay.is_some(),
+            oom_killed: reason == Some(Reason::Memory),
+            pid: state.filter(|_| is_running && delay.is_none()).map_or(0, |it| it.pid),
+            exit_code: code.unwrap_or(if is_over { -1 } else { 0 }),
             started_at: time(state.map(|it| it.started)),
-            finished_at: time(state.and_then(|it| it.finished)),
+            finished_at: time(finished),
+            stopped_by_user: background::is_stopped_by_user(&known.folder),
         }
     }
 }
@@ -360,6 +387,10 @@ impl InspectedHostReport {
         let ports = ports.flat_map(|it| PortReport::of_range(&known.id, it)).collect();
         Self {
             auto_remove: known.record.as_ref().is_some_and(|it| !it.keep),
+            restart_policy: InspectedRestartReport {
+                name: request.restart.name(),
+                maximum_retry_count: request.restart.most(),
+            },
             network_mode,
             binds: binds.collect(),
             privileged: bundle.security.interfaces == Interfaces::Open,
