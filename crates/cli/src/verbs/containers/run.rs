@@ -41,8 +41,9 @@ use crate::session::own_namespace::changes_can_stay;
 use crate::session::signals::FORWARDED;
 use crate::session::ways::Ways;
 use crate::verbs::containers::container_options::{GivenFiles, image_config};
+use crate::verbs::containers::networks::connect;
 use crate::verbs::containers::snapshots::clear_after_end;
-use crate::verbs::containers::{network, volume};
+use crate::verbs::containers::volume;
 use crate::verbs::exit_codes::RUN_CODES;
 #[cfg(feature = "serve")]
 use crate::verbs::services::lazy::devices::LazyRun;
@@ -136,7 +137,7 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
         && args.new.wanted.network.is_none()
         && args.new.publish.is_empty()
     {
-        context.remark(&network::lack());
+        context.remark(&connect::lack());
     }
     #[cfg(feature = "serve")]
     if args.new.wanted.lazy.lazy.is_some() {

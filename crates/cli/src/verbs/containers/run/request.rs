@@ -9,7 +9,7 @@ use crate::session::context::Context;
 use crate::verbs::containers::container_options::{
     GivenFiles, bundle_options, disk, init_wish, terminal, writable_wish,
 };
-use crate::verbs::containers::network::pasta;
+use crate::verbs::containers::networks::connect::pasta;
 use crate::verbs::containers::run::args::{NewContainer, Run};
 use crate::verbs::containers::run::hosts::names_wish;
 use crate::verbs::containers::security;

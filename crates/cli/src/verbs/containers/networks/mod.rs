@@ -1,0 +1,3 @@
+//! Networks of containers.
+
+pub(crate) mod connect;
