@@ -25,8 +25,10 @@ pub struct ListedSettings {
     /// Labels of the caller and of the image.
     pub labels: BTreeMap<String, String>,
     pub mounts: Vec<ListedMount>,
-    /// `none`, `host`, `pasta`, `joined` for a network namespace, or `container`.
+    /// `none`, `host`, `pasta`, `named`, `joined` for a network namespace, or `container`.
     pub network: Option<String>,
+    /// Names of networks of the store.
+    pub networks: Vec<String>,
 }
 
 /// A volume or another mount of a container.
@@ -51,6 +53,18 @@ struct ListedRequest {
     volumes: Vec<ListedEntry>,
     mounts: Vec<ListedEntry>,
     bundle: ListedBundle,
+    networks: Option<ListedNetworks>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ListedNetworks {
+    networks: Vec<ListedNetwork>,
+}
+
+#[derive(Deserialize)]
+struct ListedNetwork {
+    name: String,
 }
 
 #[derive(Default, Deserialize)]
@@ -92,7 +106,13 @@ impl ListedSettings {
             Value::Object(it) => it.keys().next().cloned(),
             word => text(word),
         };
-        Ok(Self { labels: request.labels, mounts: entries.map(mount).collect(), network })
+        let networks = request.networks.unwrap_or_default().networks;
+        Ok(Self {
+            labels: request.labels,
+            mounts: entries.map(mount).collect(),
+            network,
+            networks: networks.into_iter().map(|it| it.name).collect(),
+        })
     }
 }
 

@@ -16,6 +16,7 @@ use crate::bundle::security::FilterError;
 use crate::bundle::userns::IdMap;
 use crate::bundle::{Access, BundleOptions};
 use crate::network::Pasta;
+use crate::networks::JoinedNetworks;
 use crate::root::{Space, SpaceError, Trust, Warm, WritableChoice, space};
 use crate::runtime::Kind;
 use crate::runtime::init::PLACE;
@@ -80,6 +81,10 @@ pub struct ContainerRequest {
     pub mounts: Vec<MountRequest>,
     /// Connection of the network, if that is [`Network::Pasta`](crate::bundle::Network::Pasta).
     pub pasta: Option<Pasta>,
+    /// Networks of the store, if the network is [`Network::Named`](crate::bundle::Network::Named). Requests of Quire 0.1
+    /// lack the field.
+    #[serde(default)]
+    pub networks: Option<JoinedNetworks>,
     /// Files for looking up names, such as `/etc/hosts`; `None` for those of the image.
     pub names: Option<Names>,
     pub init: InitChoice,
@@ -121,6 +126,7 @@ impl ContainerRequest {
             volumes: Vec::new(),
             mounts: Vec::new(),
             pasta: None,
+            networks: None,
             names: None,
             init: InitChoice::None,
             stop_signal: None,

@@ -72,6 +72,8 @@ pub(crate) const CONTAINER: &[OptionGroup] = &[
         is_in_short: true,
         options: &[
             "network",
+            "network_alias",
+            "ip",
             "hostname",
             "add_host",
             "no_hosts",
@@ -138,8 +140,18 @@ pub(crate) const CONTAINER: &[OptionGroup] = &[
 ];
 
 /// Options of groups that `-h` shows, which it leaves out so that a terminal shows the others.
-const RARE: [&str; 8] =
-    ["tty", "label_file", "cidfile", "replace", "platform", "no_hosts", "dns_search", "dns_option"];
+const RARE: [&str; 10] = [
+    "tty",
+    "label_file",
+    "cidfile",
+    "replace",
+    "platform",
+    "no_hosts",
+    "dns_search",
+    "dns_option",
+    "network_alias",
+    "ip",
+];
 
 /// Puts an option in its group.
 pub(super) fn place(groups: &[OptionGroup], arg: Arg) -> Arg {

@@ -76,7 +76,7 @@ pub fn watch(
     kernel::process::use_one_heap();
     // Without `/proc`, this process stays in the namespace that it makes.
     let before = MountsBefore::open();
-    let Prepared { doubt, lesson, connection } = prepare(&start)?;
+    let Prepared { doubt, lesson, connection, connected } = prepare(&start)?;
     let mut written = Log::open(start.folder, start.log_size).map_err(write_failed)?;
     let (output_reader, output) = io::pipe().map_err(write_failed)?;
     let (error_reader, errors) = io::pipe().map_err(write_failed)?;
@@ -217,7 +217,7 @@ pub fn watch(
         also,
         ExpectedWait::Long,
     );
-    drop(prompt);
+    drop((prompt, connected));
     let exit = terms.exit(exit.map_err(runtime_failed)?);
     let lacked_memory =
         || crate::life::cgroup::memory::was_lacking(&start.spec.linux, start.folder);

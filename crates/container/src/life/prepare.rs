@@ -38,7 +38,9 @@ use crate::life::prepare::volumes::{VolumeUser, VolumesError};
 use crate::life::terminal;
 use crate::life::writable_layer::{KeptError, WritesPlace};
 use crate::network::{Pasta, Ports};
-use crate::plan::{ContainerPlan, InitChoice, PlanError, Stop};
+use crate::networks::attachment::{Guest, Reservation};
+use crate::networks::{NetworkPlace, NetworksError};
+use crate::plan::{ContainerPlan, ContainerRequest, InitChoice, PlanError, Stop};
 use crate::request::StoredRequest;
 use crate::root::filestore::{self, Backing};
 use crate::root::headroom::Headroom;
@@ -62,6 +64,8 @@ pub struct CallerEnvironment<'a> {
     pub terminal: BorrowedFd<'a>,
     /// Notes that are valid until the next boot.
     pub notes: Option<&'a Notes>,
+    /// Place of the networks of this user; `None` if there is none.
+    pub networks: Option<&'a NetworkPlace>,
     /// How images are made available in user namespaces.
     pub via: Via<'a>,
     /// Receives sentences for the user.
@@ -90,6 +94,7 @@ pub struct Ready {
     pub(crate) stop: Stop,
     pub(crate) timeout: Option<Duration>,
     pub(crate) pasta: Option<(Pasta, Who)>,
+    pub(crate) networks: Option<Reservation>,
     pub(crate) notes: Option<Notes>,
     pub(crate) log_size: Option<NonZeroU64>,
     pub(crate) keep: bool,
@@ -138,6 +143,9 @@ pub enum PrepareError {
     /// A volume cannot be used.
     #[error(transparent)]
     Volumes(#[from] VolumesError),
+    /// Networks of the store cannot be joined.
+    #[error(transparent)]
+    Networks(#[from] NetworksError),
     /// Another container's network cannot be joined.
     #[error(transparent)]
     Network(#[from] JoinNetworkError),
@@ -315,9 +323,14 @@ fn prepare_in(
     let owner = map.and_then(|map| map.user(user.uid).zip(map.group(user.gid)));
     let stage = Stage::new(&folder::path(store, &wish.id), store.who().user, map);
     let mut stage = stage.in_memory(store.who());
+    let networks = reserve(store, &wish, around)?;
     let mut bundle = wish.bundle;
     // The network is set first, because it determines the base folder of all mount points.
     bundle.network_place = match &bundle.network {
+        Network::Named => {
+            let networks = networks.as_ref().map(Reservation::namespace).transpose()?;
+            networks.map(|it| stage.join_network(it))
+        }
         Network::Container(other) => {
             let network = network_of(store, other, around.is_asked_to_end)?;
             Some(stage.join_network(network))
@@ -339,8 +352,12 @@ fn prepare_in(
     bundle.map = map.cloned();
     bundle.own = own;
     cgroups::limit(&mut bundle, &wish.id, around.unique, around.remark);
+    let mut given = wish.names.clone();
+    if let (Some(given), Some(networks)) = (&mut given, &networks) {
+        given.add(&networks.attachment().names(), &bundle.hostname, &wish.id);
+    }
     let names =
-        wish.names.as_ref().map(|names| etc_files::files(names, &bundle.network, &bundle.hostname));
+        given.as_ref().map(|names| etc_files::files(names, &bundle.network, &bundle.hostname));
     bundle.names = stage.set_names(names.transpose()?.unwrap_or_default());
     let terminal = bundle.terminal;
     let (process, mut spec) =
@@ -368,8 +385,10 @@ fn prepare_in(
                 volumes: held.names.clone(),
             };
             let folder = store.create_container(&id, &record)?;
-            let new =
-                NewFolder { folder: &folder, stored: &stored, claim, pasta: wish.pasta.as_ref() };
+            let pasta = wish.pasta.as_ref().map(|it| &it.ports);
+            let ports = pasta.or(wish.networks.as_ref().map(|it| &it.ports));
+            let ports = ports.map_or(&[][..], |it| it);
+            let new = NewFolder { folder: &folder, stored: &stored, claim, ports };
             let directory = new.fill(place, &wish.writable, &root)?;
             (EnteredFolder { folder, lock: None }, directory, false)
         }
@@ -380,6 +399,9 @@ fn prepare_in(
     files.name(&entered.folder).map_err(OperationError::at("keep a filestore in", &path))?;
     let headrooms = root.doomed.headroom(&path.join(FILESTORE))?;
     let headrooms = headrooms.into_iter().chain(Filestores::headrooms(&path, &stage)?).collect();
+    if let Some(networks) = &networks {
+        networks.attachment().note(&path).map_err(OperationError::at("write in", &path))?;
+    }
     entered.begin()?;
     // The container's record now protects them.
     let has_volumes = !held.names.is_empty();
@@ -402,6 +424,7 @@ fn prepare_in(
         stop,
         timeout,
         pasta: wish.pasta.map(|it| (it, store.who())),
+        networks,
         notes: around.notes.cloned(),
         log_size: wish.log_size,
         keep: wish.keep,
@@ -418,7 +441,8 @@ struct NewFolder<'a> {
     folder: &'a ContainerDir,
     stored: &'a [u8],
     claim: Option<Claim>,
-    pasta: Option<&'a Pasta>,
+    /// Ports of the host that are forwarded to the container.
+    ports: &'a [Ports],
 }
 
 impl NewFolder<'_> {
@@ -442,12 +466,24 @@ impl NewFolder<'_> {
             claim.map.note(path).map_err(OperationError::of("record", &object))?;
         }
         kept_place(&place, wish, root).and_then(|place| place.save(path)).map_err(failed)?;
-        if let Some(pasta) = self.pasta {
-            Ports::note(&pasta.ports, path).map_err(failed)?;
-        }
+        Ports::note(self.ports, path).map_err(failed)?;
         StoredRequest::write(self.stored, path).map_err(failed)?;
         Ok(place.into_locked())
     }
+}
+
+/// Chooses the addresses of a container in networks of the store.
+fn reserve(
+    store: &Store,
+    wish: &ContainerRequest,
+    around: &CallerEnvironment<'_>,
+) -> Result<Option<Reservation>, NetworksError> {
+    let Some(networks) = &wish.networks else { return Ok(None) };
+    let place = around.networks.ok_or(NetworksError::NoPlace)?;
+    let resolver = wish.names.as_ref().and_then(|it| it.resolver.as_ref());
+    let servers = resolver.and_then(|it| it.servers.as_deref()).unwrap_or_default();
+    let guest = Guest { id: &wish.id, networks, servers };
+    Reservation::make(place, store, guest).map(Some)
 }
 
 /// Names the volumes that only a new container has.

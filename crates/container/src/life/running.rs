@@ -139,6 +139,7 @@ impl Ready {
             log_size: self.log_size,
             timeout: self.timeout,
             pasta: self.pasta.as_ref().map(|(pasta, who)| (pasta, *who)),
+            networks: self.networks.as_ref(),
             notes: self.notes.as_ref(),
         }
     }
@@ -266,6 +267,9 @@ impl Ready {
             .and_then(|config| std::fs::write(self.path.join(CONFIG), config))
             .and_then(|()| StateBefore::note_created(&self.path))
             .map_err(OperationError::at("write in", &self.path))?;
+        if let Some(networks) = self.networks.take() {
+            networks.release();
+        }
         self.into_ended().rest(false, false);
         Ok(())
     }

@@ -9,6 +9,7 @@ use crate::Answer;
 use crate::session::context::{Context, now};
 use crate::session::resolve::NoContainer;
 use crate::verbs::VerbArgs;
+use crate::verbs::containers::networks::join;
 use crate::verbs::containers::snapshots::{clear_unneeded, origins};
 use crate::verbs::containers::volume;
 use crate::verbs::images::rmi::image_name;
@@ -97,6 +98,8 @@ pub(crate) fn rm(context: &Context, args: &Rm) -> anyhow::Result<Answer> {
             ));
         }
     }
+    // A container whose monitor was killed may still be connected.
+    join::sweep(context);
     if had_snapshot {
         clear_unneeded(&store);
     }

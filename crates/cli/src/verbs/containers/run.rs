@@ -41,7 +41,7 @@ use crate::session::own_namespace::changes_can_stay;
 use crate::session::signals::FORWARDED;
 use crate::session::ways::Ways;
 use crate::verbs::containers::container_options::{GivenFiles, image_config};
-use crate::verbs::containers::networks::connect;
+use crate::verbs::containers::networks::{connect, join};
 use crate::verbs::containers::snapshots::clear_after_end;
 use crate::verbs::containers::volume;
 use crate::verbs::exit_codes::RUN_CODES;
@@ -254,6 +254,7 @@ pub(super) fn with_environment<T>(
     work: impl FnOnce(&CallerEnvironment<'_>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let input = std::io::stdin();
+    let networks = join::place(context.who(), context.outside());
     let ways = Ways::new(context.who(), trust);
     work(&CallerEnvironment {
         search: &context.search(),
@@ -261,6 +262,7 @@ pub(super) fn with_environment<T>(
         unique: &random_id()?,
         terminal: input.as_fd(),
         notes,
+        networks: networks.as_ref(),
         via: ways.via(trust),
         remark: &|text| context.remark(text),
         is_asked_to_end: &|| signals.ending().is_some(),
