@@ -29,6 +29,8 @@ pub struct ListedSettings {
     /// `none`, `host`, `pasta`, `joined` for a network namespace, or `container`.
     pub network: Option<String>,
     pub restart: RestartPolicy,
+    /// Whether the log does not keep the output.
+    pub no_log: bool,
 }
 
 /// A volume or another mount of a container.
@@ -53,6 +55,7 @@ struct ListedRequest {
     volumes: Vec<ListedEntry>,
     mounts: Vec<ListedEntry>,
     restart: RestartPolicy,
+    no_log: bool,
     bundle: ListedBundle,
 }
 
@@ -95,8 +98,9 @@ impl ListedSettings {
             Value::Object(it) => it.keys().next().cloned(),
             word => text(word),
         };
-        let restart = request.restart;
-        Ok(Self { labels: request.labels, mounts: entries.map(mount).collect(), network, restart })
+        let (restart, no_log) = (request.restart, request.no_log);
+        let (labels, mounts) = (request.labels, entries.map(mount).collect());
+        Ok(Self { labels, mounts, network, restart, no_log })
     }
 }
 

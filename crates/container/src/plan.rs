@@ -94,7 +94,7 @@ pub struct ContainerRequest {
     pub log_size: Option<NonZeroU64>,
     /// Whether the folder is kept after the container's end.
     pub keep: bool,
-    /// Labels of the image and of the caller. Requests of Quire 0.1 lack the field, like the next two.
+    /// Labels of the image and of the caller. Requests of Quire 0.1 lack the field, like the next three.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
     /// Whether standard input of a container in the background stays open, although nothing writes to it.
@@ -103,6 +103,9 @@ pub struct ContainerRequest {
     /// When the program is started again after its end.
     #[serde(default)]
     pub restart: RestartPolicy,
+    /// Whether the log does not keep the output.
+    #[serde(default)]
+    pub no_log: bool,
     /// Id of the uppermost snapshot below the writable layer of a new container. The record of an existing one has it.
     #[serde(skip)]
     pub snapshot: Option<String>,
@@ -135,6 +138,7 @@ impl ContainerRequest {
             labels: BTreeMap::new(),
             stdin: false,
             restart: RestartPolicy::No,
+            no_log: false,
             snapshot: None,
         }
     }

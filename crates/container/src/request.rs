@@ -325,6 +325,7 @@ mod tests {
             labels: BTreeMap::from([("k".to_owned(), "v".to_owned())]),
             stdin: true,
             restart: RestartPolicy::OnFailure { most: 3 },
+            no_log: true,
             snapshot: None,
         }
     }
@@ -405,7 +406,7 @@ mod tests {
         let mut value: serde_json::Value = serde_json::from_slice(&text).unwrap();
         value["version"] = 1.into();
         let request = value["request"].as_object_mut().unwrap();
-        for field in ["labels", "stdin", "restart"] {
+        for field in ["labels", "stdin", "restart", "no_log"] {
             assert!(request.remove(field).is_some(), "{field}");
         }
         assert!(request["bundle"].as_object_mut().unwrap().remove("process").is_some());

@@ -14,7 +14,7 @@ use super::limits::size;
 use super::userns::{Ranges, UserNs, ranges};
 use super::volumes::{MountOption, mount, tmpfs};
 use super::{Trust, WARM, Warm, When};
-use crate::args::writable::{bytes, memory, writable};
+use crate::args::writable::{memory, writable};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NetworkKind {
@@ -54,25 +54,6 @@ const NETWORKS: &str =
 
 /// Prefix of a container's name.
 const CONTAINER: &str = "container:";
-
-/// Maximum size of a log, in bytes; `None` means no limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct LogSize(pub(crate) Option<NonZeroU64>);
-
-impl FromStr for LogSize {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "0" | "unlimited" => Ok(Self(None)),
-            _ => match bytes(text)? {
-                // The log consists of two files, each of half the size. A full file is renamed.
-                size if size.get() < 4096 => Err("a log has at least 4096 bytes".to_owned()),
-                size => Ok(Self(Some(size))),
-            },
-        }
-    }
-}
 
 // How a program is started in a container.
 #[derive(Debug, Args)]

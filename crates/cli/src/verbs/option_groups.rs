@@ -108,6 +108,8 @@ pub(crate) const CONTAINER: &[OptionGroup] = &[
             "oom_score_adj",
             "timeout",
             "log_size",
+            "log_driver",
+            "log_opt",
         ],
     },
     OptionGroup {

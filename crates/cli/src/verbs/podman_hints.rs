@@ -128,9 +128,9 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
         "Quire has no health checks: run a check with `quire exec`",
     ),
     (
-        RUN,
+        &["bundle"],
         &["--log-driver", "--log-opt"],
-        "`quire logs` prints the output of a detached container; --log-size limits it",
+        "the program that runs the bundle keeps its output",
     ),
     (
         RUN,

@@ -5,7 +5,6 @@
 //! namespace ends, for whatever reason. Then only files in the container's folder, and perhaps a cgroup, are left:
 //! [`crate::life::end::teardown`] removes both.
 
-use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
@@ -24,6 +23,7 @@ use crate::folder::{CONFIG, PID, RUNTIME_LOG, RUNTIME_PATH, RUNTIME_STATE};
 use crate::life::causes;
 use crate::life::cgroup::memory::Ear;
 use crate::life::init_signals::Terms;
+use crate::life::log::LogLimit;
 use crate::life::mount_staging::Stage;
 use crate::life::state::{End, Reason};
 use crate::network::{Connection, NetworkError, Pasta};
@@ -65,8 +65,8 @@ pub struct Start<'a> {
     pub signals: &'a Signals,
     /// Reservers of disk space for the container's filestores.
     pub headrooms: &'a [Headroom],
-    /// Size limit of the log, in bytes, if the container has one; `None` for no limit.
-    pub log_size: Option<NonZeroU64>,
+    /// How much of the output the log keeps, if the container has one.
+    pub log_size: LogLimit,
     /// When the program is started again after its end. Only a container in the background is.
     pub restart: RestartPolicy,
     /// Time after which the container is killed.

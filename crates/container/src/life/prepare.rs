@@ -4,7 +4,6 @@ pub mod joined_network;
 pub mod volumes;
 
 use std::ffi::OsStr;
-use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,6 +31,7 @@ use crate::life::end::reap::share;
 use crate::life::filestores::{Filestores, MountRequestError, volumes};
 use crate::life::id_allocation::{Claim, ClaimError};
 use crate::life::kept::{EnterError, EnteredFolder, KeptContainer};
+use crate::life::log::LogLimit;
 use crate::life::mount_staging::Stage;
 use crate::life::prepare::joined_network::{JoinNetworkError, network_of};
 use crate::life::prepare::volumes::{VolumeUser, VolumesError};
@@ -93,7 +93,7 @@ pub struct Ready {
     pub(crate) timeout: Option<Duration>,
     pub(crate) pasta: Option<(Pasta, Who)>,
     pub(crate) notes: Option<Notes>,
-    pub(crate) log_size: Option<NonZeroU64>,
+    pub(crate) log_size: LogLimit,
     pub(crate) keep: bool,
     /// Whether the container has volumes of the store.
     pub(crate) has_volumes: bool,
@@ -387,6 +387,11 @@ fn prepare_in(
     let has_volumes = !held.names.is_empty();
     drop((below, held));
     let EnteredFolder { folder, lock } = entered;
+    let log_limit = match wish.log_size {
+        _ if wish.no_log => LogLimit::Nothing,
+        Some(size) => LogLimit::Bytes(size),
+        None => LogLimit::Unlimited,
+    };
     Ok(Ready {
         id,
         folder,
@@ -406,7 +411,7 @@ fn prepare_in(
         timeout,
         pasta: wish.pasta.map(|it| (it, store.who())),
         notes: around.notes.cloned(),
-        log_size: wish.log_size,
+        log_size: log_limit,
         keep: wish.keep,
         has_volumes,
         lock,

@@ -88,7 +88,8 @@ pub(crate) fn rm(context: &Context, args: &Rm) -> anyhow::Result<Answer> {
         }
         let if_running = if args.force { IfRunning::Kill } else { IfRunning::Refuse };
         let is_removed = lookup::remove(&store, container, if_running, own_volumes, &|| now().0)?;
-        if is_removed {
+        // Its monitor may have removed a killed container first.
+        if is_removed || args.force && known.is_some() {
             if !context.json {
                 report::line(container)?;
             }

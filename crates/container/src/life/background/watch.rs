@@ -323,6 +323,7 @@ fn launch_again(
     if restarts.is_stopped() {
         kill(start, &program.process);
     }
+    restarts.release();
     Ok(program)
 }
 

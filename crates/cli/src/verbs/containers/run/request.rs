@@ -88,11 +88,12 @@ pub(super) fn container_wish(
         stop_signal: args.stop_signal.clone(),
         stop_timeout: args.stop_timeout,
         timeout: args.timeout,
-        log_size: args.log_size.0,
+        log_size: args.log.limit()?,
         keep: life.keep,
         labels,
         stdin: life.stdin,
         restart: args.restart,
+        no_log: args.log.is_off(),
         snapshot: None,
     })
 }
