@@ -117,8 +117,7 @@ impl<'a> CommandWords<'a> {
 }
 
 /// Verbs of which podman has the option `-q` for `--quiet`. It is no option of clap, because lists have another one.
-const QUIET: [&str; 9] =
-    ["build", "commit", "create", "import", "load", "pull", "push", "run", "save"];
+const QUIET: [&str; 7] = ["build", "commit", "create", "import", "pull", "push", "run"];
 
 /// Returns the words of a command line with `--quiet` in place of the `-q` that clap rejected.
 pub(crate) fn with_quiet(words: &[OsString], error: &clap::Error) -> Option<Vec<OsString>> {
@@ -289,12 +288,12 @@ mod tests {
     #[test]
     fn a_rejected_q_is_quiet_where_podman_has_it() {
         for (line, expect) in [
-            ("quire load -q -i x", Some("quire load --quiet -i x")),
+            ("quire import -q dir:x", Some("quire import --quiet dir:x")),
             ("quire --store /s run -q a -q", Some("quire --store /s run --quiet a -q")),
             ("quire run a -q", None),
             ("quire ps -q", None),
             ("quire rm -q a", None),
-            ("quire load --bogus -q", None),
+            ("quire import --bogus -q", None),
         ] {
             let words: Vec<OsString> = line.split(' ').map(Into::into).collect();
             let found = match crate::verbs::command().try_get_matches_from(&words) {
