@@ -30,14 +30,21 @@ pub(crate) const STUB: &str = if cfg!(target_arch = "aarch64") {
     "/usr/lib/systemd/boot/efi/linuxx64.efi.stub"
 };
 
+/// podman's helpers for networks, which are not in `PATH`.
+const NETAVARK: &str = "/usr/lib/podman/netavark";
+const AARDVARK: &str = "/usr/lib/podman/aardvark-dns";
+
 /// Programs for tests and the demo, each with its Debian package.
-const PACKAGES: [(&str, &str); 48] = [
+const PACKAGES: [(&str, &str); 51] = [
     ("crun", "crun"),
     ("runc", "runc"),
     ("newuidmap", "uidmap"),
     ("fusermount3", "fuse3"),
     ("pgrep", "procps"),
     ("pasta", "passt"),
+    (NETAVARK, "netavark"),
+    (AARDVARK, "aardvark-dns"),
+    ("iptables", "iptables"),
     ("podman", "podman"),
     ("umoci", "umoci"),
     ("skopeo", "skopeo"),

@@ -9,6 +9,7 @@ mod containers;
 pub(crate) mod cpu;
 pub(crate) mod labels;
 pub(crate) mod limits;
+mod logging;
 mod memory;
 mod names;
 pub(crate) mod ports;
@@ -24,8 +25,9 @@ mod volumes;
 pub(crate) mod writable;
 
 pub(crate) use changes::ChangeOptions;
-pub(crate) use containers::{ContainerOptions, Ids, LogSize, NetworkKind, Program, Tty};
+pub(crate) use containers::{ContainerOptions, Ids, NetworkKind, Program, Tty};
 pub(crate) use labels::Labels;
+pub(crate) use logging::LogOptions;
 pub(crate) use memory::{WARM, Warm};
 pub(crate) use names::{AddedHost, Address, Names, Server};
 #[cfg(feature = "registry")]

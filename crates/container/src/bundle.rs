@@ -148,7 +148,7 @@ pub struct BundleOptions {
     pub hostname: String,
     pub terminal: Terminal,
     pub network: Network,
-    /// Absolute path of the namespace for [`Network::Pasta`] and [`Network::Container`]. It is set later.
+    /// Absolute path of the namespace for [`Network::Pasta`], [`Network::Named`] and [`Network::Container`]. It is set later.
     #[serde(skip)]
     pub network_place: Option<String>,
     /// Files for looking up names, such as `/etc/hosts`, from [`crate::bundle::etc_files::files`].
@@ -451,7 +451,7 @@ fn namespaces(options: &BundleOptions) -> Vec<SpecNamespace> {
     match &options.network {
         Network::None => namespaces.push(SpecNamespace::new("network")),
         Network::Host => {}
-        Network::Pasta | Network::Container(_) => {
+        Network::Pasta | Network::Named | Network::Container(_) => {
             let path = options.network_place.clone();
             namespaces.push(SpecNamespace { path, ..SpecNamespace::new("network") });
         }
@@ -509,7 +509,7 @@ fn mounts(options: &BundleOptions) -> Vec<SpecMount> {
     let is_elsewhere = match options.network {
         Network::None => false,
         Network::Host | Network::Joined(_) | Network::Container(_) => is_of_user,
-        Network::Pasta => options.map.is_some(),
+        Network::Pasta | Network::Named => options.map.is_some(),
     };
     mounts.push(match is_elsewhere {
         true => {

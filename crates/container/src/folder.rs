@@ -75,6 +75,8 @@ pub const MOUNT_NAMES: &str = "mount-names";
 pub const NETWORK: &str = "network";
 /// Ports of the host that are forwarded to the container.
 pub const PORTS: &str = "ports.json";
+/// Interfaces of the container in networks.
+pub const NETWORKS: &str = "networks.json";
 /// Prefix of the files for a call of the runtime's `exec`.
 pub const EXEC: &str = "exec-";
 /// Socket to which a runtime sends the container's terminal.
@@ -120,6 +122,7 @@ pub const NAMES: [&str; 40] = [
     MOUNT_NAMES,
     NETWORK,
     PORTS,
+    NETWORKS,
     "exec-N.json",
     "exec-N.pid",
     "exec-N.log",

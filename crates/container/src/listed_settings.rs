@@ -26,9 +26,13 @@ pub struct ListedSettings {
     /// Labels of the caller and of the image.
     pub labels: BTreeMap<String, String>,
     pub mounts: Vec<ListedMount>,
-    /// `none`, `host`, `pasta`, `joined` for a network namespace, or `container`.
+    /// `none`, `host`, `pasta`, `named`, `joined` for a network namespace, or `container`.
     pub network: Option<String>,
     pub restart: RestartPolicy,
+    /// Names of networks of the store.
+    pub networks: Vec<String>,
+    /// Whether the log does not keep the output.
+    pub no_log: bool,
 }
 
 /// A volume or another mount of a container.
@@ -53,7 +57,20 @@ struct ListedRequest {
     volumes: Vec<ListedEntry>,
     mounts: Vec<ListedEntry>,
     restart: RestartPolicy,
+    no_log: bool,
     bundle: ListedBundle,
+    networks: Option<ListedNetworks>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ListedNetworks {
+    networks: Vec<ListedNetwork>,
+}
+
+#[derive(Deserialize)]
+struct ListedNetwork {
+    name: String,
 }
 
 #[derive(Default, Deserialize)]
@@ -95,8 +112,15 @@ impl ListedSettings {
             Value::Object(it) => it.keys().next().cloned(),
             word => text(word),
         };
-        let restart = request.restart;
-        Ok(Self { labels: request.labels, mounts: entries.map(mount).collect(), network, restart })
+        let networks = request.networks.unwrap_or_default().networks;
+        Ok(Self {
+            labels: request.labels,
+            mounts: entries.map(mount).collect(),
+            network,
+            networks: networks.into_iter().map(|it| it.name).collect(),
+            restart: request.restart,
+            no_log: request.no_log,
+        })
     }
 }
 

@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io::{self, PipeReader, Read as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::num::NonZeroU16;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -259,14 +259,26 @@ impl Connection {
         let nobody = who.is_host_root().then(own_namespace).transpose()?;
         let network = kernel::process::network_namespace(nobody.as_ref().map(OwnedFd::as_fd))
             .map_err(OperationError::of("make", "a network for the container"))?;
+        Self::connect(pasta, network.as_fd(), nobody.as_ref(), folder, signals)
+    }
+
+    /// Connects a network, which belongs to the user namespace `nobody` if pasta runs as its root. Shows it to pasta
+    /// below `folder`.
+    pub(crate) fn connect(
+        pasta: &Pasta,
+        network: BorrowedFd<'_>,
+        nobody: Option<&OwnedFd>,
+        folder: &Path,
+        signals: &Signals,
+    ) -> Result<Self, NetworkError> {
         let place = folder.join(NETWORK);
         File::create_new(&place).map_err(OperationError::at("write", &place))?;
-        kernel::mount::bind(network.as_fd(), Reach::One)
+        kernel::mount::bind(network, Reach::One)
             .and_then(|it| it.attach_at(&place))
             .map_err(OperationError::at("show the container's network to pasta in", &place))?;
 
         let needs_root = nobody.is_some() && pasta.needs_root();
-        let root_of = nobody.as_ref().filter(|_| !needs_root);
+        let root_of = nobody.filter(|_| !needs_root);
         // pasta reports that it is ready by writing its pid. It writes the pid into a pipe, because AppArmor may
         // restrict the files that it can write.
         let pipe_failed = OperationError::of("make", "a pipe to pasta");

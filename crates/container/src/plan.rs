@@ -16,6 +16,7 @@ use crate::bundle::security::FilterError;
 use crate::bundle::userns::IdMap;
 use crate::bundle::{Access, BundleOptions};
 use crate::network::Pasta;
+use crate::networks::JoinedNetworks;
 use crate::restart_policy::RestartPolicy;
 use crate::root::{Space, SpaceError, Trust, Warm, WritableChoice, space};
 use crate::runtime::Kind;
@@ -81,6 +82,10 @@ pub struct ContainerRequest {
     pub mounts: Vec<MountRequest>,
     /// Connection of the network, if that is [`Network::Pasta`](crate::bundle::Network::Pasta).
     pub pasta: Option<Pasta>,
+    /// Networks of the store, if the network is [`Network::Named`](crate::bundle::Network::Named). Requests of Quire 0.1
+    /// lack the field.
+    #[serde(default)]
+    pub networks: Option<JoinedNetworks>,
     /// Files for looking up names, such as `/etc/hosts`; `None` for those of the image.
     pub names: Option<Names>,
     pub init: InitChoice,
@@ -94,7 +99,7 @@ pub struct ContainerRequest {
     pub log_size: Option<NonZeroU64>,
     /// Whether the folder is kept after the container's end.
     pub keep: bool,
-    /// Labels of the image and of the caller. Requests of Quire 0.1 lack the field, like the next two.
+    /// Labels of the image and of the caller. Requests of Quire 0.1 lack the field, like the next three.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
     /// Whether standard input of a container in the background stays open, although nothing writes to it.
@@ -103,6 +108,9 @@ pub struct ContainerRequest {
     /// When the program is started again after its end.
     #[serde(default)]
     pub restart: RestartPolicy,
+    /// Whether the log does not keep the output.
+    #[serde(default)]
+    pub no_log: bool,
     /// Id of the uppermost snapshot below the writable layer of a new container. The record of an existing one has it.
     #[serde(skip)]
     pub snapshot: Option<String>,
@@ -125,6 +133,7 @@ impl ContainerRequest {
             volumes: Vec::new(),
             mounts: Vec::new(),
             pasta: None,
+            networks: None,
             names: None,
             init: InitChoice::None,
             stop_signal: None,
@@ -135,6 +144,7 @@ impl ContainerRequest {
             labels: BTreeMap::new(),
             stdin: false,
             restart: RestartPolicy::No,
+            no_log: false,
             snapshot: None,
         }
     }

@@ -145,7 +145,7 @@ impl StoredRequest {
     ///
     /// - Its host name is its id, if this container's host name is this container's id. The files for names, such as
     ///   `/etc/hosts`, are made from the settings when it starts.
-    /// - It has no published ports, because this container's are in use.
+    /// - It has no published ports and no chosen addresses, because this container's are in use.
     /// - It has its own volumes where this container has volumes without a name, and the same named ones.
     /// - If this container writes into a directory of the host, it gets its own directory in the store, because two
     ///   containers cannot share one.
@@ -153,8 +153,9 @@ impl StoredRequest {
     /// - With a snapshot, its users have the ids of `base.map`, to which the snapshot's files belong.
     #[must_use]
     pub fn for_child(self, id: &str, base: ChildBase) -> ContainerRequest {
-        let ContainerRequest { id: parent, mut bundle, mut pasta, writable, ids, .. } =
-            self.request.clone();
+        let ContainerRequest {
+            id: parent, mut bundle, mut pasta, mut networks, writable, ids, ..
+        } = self.request.clone();
         let mut volumes = self.request.volumes.clone();
         for volume in &mut volumes {
             if let MountSource::Anonymous(name) = &mut volume.source {
@@ -167,6 +168,10 @@ impl StoredRequest {
         bundle.terminal = Terminal::None;
         if let Some(pasta) = &mut pasta {
             pasta.ports.clear();
+        }
+        if let Some(networks) = &mut networks {
+            networks.ports.clear();
+            networks.networks.iter_mut().for_each(|it| it.address = None);
         }
         let writable = match writable {
             WritableChoice::Directory(_, durability) => WritableChoice::Folder(None, durability),
@@ -181,6 +186,7 @@ impl StoredRequest {
             id: id.to_owned(),
             bundle,
             pasta,
+            networks,
             writable,
             ids,
             volumes,
@@ -224,6 +230,7 @@ mod tests {
     };
     use crate::bundle::{Access, BundleOptions, Cpu, Network};
     use crate::network::{Pasta, Ports, Protocol};
+    use crate::networks::{JoinedNetworks, NetworkJoin};
     use crate::plan::InitChoice;
     use crate::restart_policy::RestartPolicy;
     use crate::root::{PageDomain, Trust, VerityPolicy, Warm};
@@ -329,6 +336,14 @@ mod tests {
                 ports: vec![ports],
                 options: "-m,1280".parse().unwrap(),
             }),
+            networks: Some(JoinedNetworks {
+                networks: vec![NetworkJoin {
+                    name: "n".to_owned(),
+                    address: Some("10.90.0.7".parse().unwrap()),
+                }],
+                aliases: strings(&["db"]),
+                ports: vec![ports],
+            }),
             names: Some(Names {
                 hosts: Some(vec![Host {
                     address: "10.0.0.1".parse().unwrap(),
@@ -349,6 +364,7 @@ mod tests {
             labels: BTreeMap::from([("k".to_owned(), "v".to_owned())]),
             stdin: true,
             restart: RestartPolicy::OnFailure { most: 3 },
+            no_log: true,
             snapshot: None,
         }
     }
@@ -429,7 +445,7 @@ mod tests {
         let mut value: serde_json::Value = serde_json::from_slice(&text).unwrap();
         value["version"] = 1.into();
         let request = value["request"].as_object_mut().unwrap();
-        for field in ["labels", "stdin", "restart"] {
+        for field in ["labels", "stdin", "restart", "no_log", "networks"] {
             assert!(request.remove(field).is_some(), "{field}");
         }
         assert!(request["bundle"].as_object_mut().unwrap().remove("process").is_some());
@@ -450,6 +466,9 @@ mod tests {
         expect.bundle.hostname = "child".to_owned();
         expect.bundle.terminal = Terminal::None;
         expect.pasta.as_mut().unwrap().ports.clear();
+        let networks = expect.networks.as_mut().unwrap();
+        networks.ports.clear();
+        networks.networks[0].address = None;
         expect.writable = WritableChoice::Folder(None, Durability::Durable);
         expect.ids = IdsChoice::Map(map);
         expect.snapshot = snapshot.clone();

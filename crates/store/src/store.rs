@@ -25,6 +25,7 @@ use crate::shelf::item::StoreItem;
 use crate::shelf::layers::LayerShelf;
 use crate::shelf::lazy_devices::{LAZY, LazyDeviceShelf};
 use crate::shelf::manifests::ManifestShelf;
+use crate::shelf::networks::{NETWORKS, NetworkLock, NetworkRecordError, NetworkShelf};
 use crate::shelf::objects::{ObjectShelf, split};
 use crate::shelf::refs::RefShelf;
 use crate::shelf::snapshots::{SNAPSHOTS, SnapshotShelf};
@@ -172,6 +173,8 @@ pub struct Store {
     pub snapshots: SnapshotShelf,
     /// Volumes of containers.
     pub volumes: VolumeShelf,
+    /// Networks of containers.
+    pub networks: NetworkShelf,
     meta: Meta,
     access: Access,
     pub(crate) who: Who,
@@ -196,7 +199,7 @@ pub(crate) const PRIVATE: Mode = Mode::RWXU;
 pub(crate) const SHARED: Mode = Mode::from_raw_mode(0o755);
 /// Entries that are private even if the store's directory is not. A user who can open a file can also lock it, and
 /// such a lock would block every import.
-const LOCKED: [(&str, Mode); 8] = [
+const LOCKED: [(&str, Mode); 9] = [
     (GC_LOCK, Mode::from_raw_mode(0o600)),
     ("refs", PRIVATE),
     ("tmp", PRIVATE),
@@ -205,6 +208,7 @@ const LOCKED: [(&str, Mode); 8] = [
     (CONTAINER_SNAPSHOTS, PRIVATE),
     (SNAPSHOTS, PRIVATE),
     (VOLUMES, PRIVATE),
+    (NETWORKS, PRIVATE),
 ];
 /// Entries of [`LOCKED`] that other users may read in a shared store. Commands do not lock these entries.
 pub(crate) const READ_BY_ALL: [&str; 2] = ["refs", DATA];
@@ -226,7 +230,7 @@ pub(crate) const LOST_AND_FOUND: &str = "lost+found";
 /// Whether an entry of this name in the store's own directory is part of the store.
 pub(crate) fn belongs(name: &str) -> bool {
     [META, GC_LOCK, SHARED_MARK, ABSENT, BOOT, UNSYNCED].contains(&name)
-        || [DATA, LAZY, CONTAINER_SNAPSHOTS, SNAPSHOTS, VOLUMES].contains(&name)
+        || [DATA, LAZY, CONTAINER_SNAPSHOTS, SNAPSHOTS, VOLUMES, NETWORKS].contains(&name)
         || DIRECTORIES.contains(&name)
 }
 
@@ -291,6 +295,7 @@ impl Store {
             container_snapshots: ContainerSnapshotShelf::new(&root, &tmp),
             snapshots: SnapshotShelf::new(&root, &tmp),
             volumes: VolumeShelf::new(&root, &tmp),
+            networks: NetworkShelf::new(&root, &tmp),
             downloads: DownloadShelf { directory: blobs, tmp: Arc::clone(&tmp), algorithm },
             containers: ContainerShelf { directory: part("containers")?, tmp: Arc::clone(&tmp) },
             tmp,
@@ -351,6 +356,22 @@ impl Store {
         self.access == Access::Write
     }
 
+    /// Takes the lock under which networks are made and removed. Makes the directory of all networks if it does not
+    /// exist.
+    ///
+    /// # Errors
+    /// [`NetworkRecordError`] if the store is read-only, or an error of the disk.
+    pub fn lock_networks(&self) -> Result<NetworkLock, NetworkRecordError> {
+        if !self.is_writable() {
+            return Err(NetworkRecordError::ReadOnly(self.path().to_owned()));
+        }
+        if self.networks.directory.get()?.is_none() {
+            self.root.make(NETWORKS, mode_of(NETWORKS, self.sharing()?))?;
+            self.root.sync()?;
+        }
+        Ok(self.networks.lock()?)
+    }
+
     /// Opens the directory that contains an item.
     pub(crate) fn place(&self, item: &StoreItem) -> Result<Directory, DiskError> {
         match item {
@@ -369,6 +390,7 @@ impl Store {
                 self.container_snapshots.directory.existing()?.try_clone()
             }
             StoreItem::Volume(_) => self.volumes.directory.existing()?.try_clone(),
+            StoreItem::Network(_) => self.networks.directory.existing()?.try_clone(),
             StoreItem::Snapshot(instance, _) => self.snapshots.directory.existing()?.open(instance),
             StoreItem::Leftover(_) => self.tmp.try_clone(),
         }

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use clap::{Args, ValueHint};
 use container::bundle::mounts::MountRequest;
 use container::network::{PastaOptions, PastaOptionsError};
+use container::networks::definition::RESERVED;
 use container::root::WritableChoice;
 
 #[cfg(feature = "serve")]
@@ -15,7 +16,7 @@ use super::limits::size;
 use super::userns::{Ranges, UserNs, ranges};
 use super::volumes::{MountOption, mount, tmpfs};
 use super::{Trust, WARM, Warm, When};
-use crate::args::writable::{bytes, memory, writable};
+use crate::args::writable::{memory, writable};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NetworkKind {
@@ -29,6 +30,8 @@ pub(crate) enum NetworkKind {
     Joined(PathBuf),
     /// Name of another container.
     Container(String),
+    /// Names of networks of the store.
+    Named(Vec<String>),
 }
 
 impl FromStr for NetworkKind {
@@ -44,45 +47,47 @@ impl FromStr for NetworkKind {
                 options.map(Self::PastaWith).map_err(|error: PastaOptionsError| error.to_string())
             }
             ("bridge" | "slirp4netns" | "private", _) => {
-                Err("use pasta, a private network that connects out through the host's".to_owned())
+                let text = "use pasta, a private network that connects out through the host's, or the name of \
+                    a network of `quire network create`";
+                Err(text.to_owned())
             }
             (name, _) if name.starts_with(CONTAINER) => match name.strip_prefix(CONTAINER) {
                 Some(name) if store::check_id(name).is_ok() => Ok(Self::Container(name.to_owned())),
                 _ => Err("container: needs the name of a container".to_owned()),
             },
-            (_, Some("")) | (_, None) => Err(NETWORKS.to_owned()),
+            (_, Some("")) => Err(NETWORKS.to_owned()),
+            (names, None) => named(names).map(Self::Named),
             (_, Some(path)) => Ok(Self::Joined(path.into())),
         }
     }
 }
 
-const NETWORKS: &str =
-    "use none, pasta, host, container:NAME, or ns:PATH, for example ns:/run/netns/NAME";
+/// Parses the names of networks of the store.
+fn named(text: &str) -> Result<Vec<String>, String> {
+    let mut names = Vec::new();
+    for name in text.split(',') {
+        if store::check_id(name).is_err() {
+            return Err(NETWORKS.to_owned());
+        }
+        if RESERVED.contains(&name) {
+            return Err(format!("{name} cannot be combined with other networks"));
+        }
+        if names.iter().any(|it| it == name) {
+            return Err(format!("network {name} is named twice"));
+        }
+        names.push(name.to_owned());
+    }
+    Ok(names)
+}
+
+const NETWORKS: &str = "use none, pasta, host, container:NAME, the name of a network of `quire network create`, or \
+    ns:PATH, for example ns:/run/netns/NAME";
 
 /// Prefix of options of pasta.
 const PASTA: &str = "pasta:";
 
 /// Prefix of a container's name.
 const CONTAINER: &str = "container:";
-
-/// Maximum size of a log, in bytes; `None` means no limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct LogSize(pub(crate) Option<NonZeroU64>);
-
-impl FromStr for LogSize {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "0" | "unlimited" => Ok(Self(None)),
-            _ => match bytes(text)? {
-                // The log consists of two files, each of half the size. A full file is renamed.
-                size if size.get() < 4096 => Err("a log has at least 4096 bytes".to_owned()),
-                size => Ok(Self(Some(size))),
-            },
-        }
-    }
-}
 
 // How a program is started in a container.
 #[derive(Debug, Args)]
@@ -112,6 +117,8 @@ const NETWORK: &str = "Connect the container to a network, by default none. `qui
     - pasta:OPTION,…: the same, with options of pasta(1), for example pasta:-4,--mtu,1280\n\
     - host: the host's network\n\
     - container:NAME: the network of another container, which must run (`run` and `create` only)\n\
+    - NAME[,NAME…]: networks of `quire network create`, whose containers reach each other by name (`run` and `create` \
+    only)\n\
     - ns:PATH: an existing network namespace, such as one of `ip netns`";
 
 /// Help text of `--writable`.
@@ -148,8 +155,10 @@ pub(crate) struct ContainerOptions {
     pub(crate) entrypoint: Option<String>,
     #[command(flatten)]
     pub(crate) names: super::names::Names,
-    #[arg(long, alias = "net", value_name = "none|pasta|host|container:NAME|ns:PATH", help = NETWORK)]
+    #[arg(long, alias = "net", value_name = "none|pasta|host|NAME|container:NAME|ns:PATH", help = NETWORK)]
     pub(crate) network: Option<NetworkKind>,
+    #[command(flatten)]
+    pub(crate) join: super::names::JoinOptions,
     #[arg(long, value_name = "KIND", value_parser = writable, help = WRITABLE)]
     pub(crate) writable: Option<WritableChoice>,
     /// Make the root read-only, as `--writable none`

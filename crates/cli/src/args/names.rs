@@ -72,6 +72,26 @@ fn word(text: &str) -> Result<String, String> {
     }
 }
 
+/// Parses a name of a host.
+fn host_name(text: &str) -> Result<String, String> {
+    let is_good = |it: u8| it.is_ascii_alphanumeric() || b"-._".contains(&it);
+    match (1..=64).contains(&text.len()) && text.bytes().all(is_good) {
+        true => Ok(text.to_owned()),
+        false => Err("use 1 to 64 letters, digits, `-`, `_` and `.`".to_owned()),
+    }
+}
+
+// Name and address of the container in networks of the store.
+#[derive(Debug, Args)]
+pub(crate) struct JoinOptions {
+    /// With --network NAME: give the container another name in its networks
+    #[arg(long, value_name = "NAME", value_parser = host_name)]
+    pub(crate) network_alias: Vec<String>,
+    /// With --network NAME: give the container this address, by default a free one
+    #[arg(long, value_name = "IP")]
+    pub(crate) ip: Option<std::net::Ipv4Addr>,
+}
+
 // Host name of the container, and how it resolves names of other hosts.
 #[derive(Debug, Args)]
 pub(crate) struct Names {

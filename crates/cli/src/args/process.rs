@@ -28,8 +28,8 @@ fn umask(text: &str) -> Result<u32, String> {
 // Settings of a container's processes.
 #[derive(Debug, Args)]
 pub(crate) struct ProcessOptions {
-    /// Add the user to this group, by name or number. `keep-groups` keeps the caller's groups instead (only crun)
-    #[arg(long, value_name = "GROUP", value_delimiter = ',')]
+    /// Add the user to these groups, by name or number. `keep-groups` keeps the caller's groups instead (only crun)
+    #[arg(long, value_name = "GROUP[,…]", value_delimiter = ',')]
     pub(crate) group_add: Vec<String>,
     /// Set a kernel parameter of the container, such as net.core.somaxconn=1024
     #[arg(long, value_name = "NAME=VALUE", value_parser = sysctl)]

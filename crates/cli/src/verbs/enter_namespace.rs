@@ -9,6 +9,7 @@ use container::bundle::mounts::MountSource;
 use container::folder::LAYER;
 use container::life::background;
 use container::life::lookup::{self, KnownContainer};
+use container::listed_settings::ListedSettings;
 use container::request::StoredRequest;
 use container::root::{WritableChoice, suits_overlay};
 use kernel::mount::Propagation;
@@ -22,6 +23,7 @@ use crate::session::own_namespace::{
 use crate::session::scope;
 use crate::verbs::Verb;
 use crate::verbs::containers::changes::changes_file;
+use crate::verbs::containers::networks::join;
 use crate::verbs::containers::run::NewContainer;
 use crate::verbs::containers::snapshots::snapshot::SnapshotAction;
 use crate::verbs::store::system::SystemAction;
@@ -35,6 +37,11 @@ pub(crate) fn enter(
     who: Who,
     remark: &mut dyn FnMut(String),
 ) -> anyhow::Result<bool> {
+    if joins_networks(verb, store, who) {
+        // Limits need the scope before the namespace is entered, as below.
+        join_scope(verb, who, remark);
+        return join::enter(who, remark);
+    }
     if has_rights(who) {
         return Ok(false);
     }
@@ -68,7 +75,7 @@ pub(crate) fn enter(
         Verb::Rollback(args) => enter_again(slice::from_ref(&args.container), store, who, remark),
         Verb::Snapshot(args) => match (args.action, &*args.names) {
             (SnapshotAction::Create, [container, ..]) => {
-                join(find_container(container, store, who), who, remark)
+                join_container(find_container(container, store, who), who, remark)
             }
             (SnapshotAction::Rm, _) => enter_own_namespace(who, Written::Stays, &mut |_| ()),
             _ => Ok(false),
@@ -79,12 +86,12 @@ pub(crate) fn enter(
                 let moved = scope::to_join(&found.folder, who.user);
                 moved.unwrap_or_else(|error| remark(format!("{error:#}")));
             }
-            join(found, who, remark)
+            join_container(found, who, remark)
         }
         // The first container decides: a process can be in the namespace of only one.
         Verb::Cp(args) => {
             let found = args.containers().find_map(|it| find_container(it, store, who));
-            join(found, who, remark)
+            join_container(found, who, remark)
         }
         // Files that a container has written to the disk belong to ids of such a namespace.
         Verb::System(args) if args.action == SystemAction::Prune => {
@@ -105,15 +112,20 @@ pub(crate) fn enter(
         Verb::Volume(args) if args.removes() => {
             enter_own_namespace(who, Written::Stays, &mut |_| ())
         }
-        Verb::Commit(args) => join(find_container(&args.container, store, who), who, remark),
+        Verb::Network(args) if args.removes() => {
+            enter_own_namespace(who, Written::Stays, &mut |_| ())
+        }
+        Verb::Commit(args) => {
+            join_container(find_container(&args.container, store, who), who, remark)
+        }
         Verb::Export(args) if changes_file(&args.target).is_some() => {
-            join(find_container(&args.name, store, who), who, remark)
+            join_container(find_container(&args.name, store, who), who, remark)
         }
         // Without a second argument, a container is compared with its image.
         Verb::Diff(args) if args.new.is_none() => {
             let name = args.old.to_string_lossy();
             let name = name.split(":/").next().unwrap_or_default();
-            join(find_container(name, store, who), who, remark)
+            join_container(find_container(name, store, who), who, remark)
         }
         _ => Ok(false),
     }
@@ -124,6 +136,39 @@ fn all_ids(store: Option<&Path>, who: Who) -> Vec<String> {
     let directory = crate::session::context::store_directory(store, who).ok();
     let store = directory.and_then(|it| Store::open(&it, who, OpenOptions::read()).ok());
     store.and_then(|it| it.containers.ids().ok()).unwrap_or_default()
+}
+
+/// Whether the verb starts a container that joins networks of the store. All such containers of a user are in one user
+/// namespace.
+fn joins_networks(verb: &Verb, store: Option<&Path>, who: Who) -> bool {
+    if who.is_host_root() {
+        return false;
+    }
+    let is_named = |it: &NewContainer| matches!(it.wanted.network, Some(NetworkKind::Named(_)));
+    let are_named = |all: &[String]| {
+        all.iter()
+            .filter_map(|it| find_container(it, store, who))
+            .any(|(_, it)| ListedSettings::load(&it.folder).is_ok_and(|it| !it.networks.is_empty()))
+    };
+    match verb {
+        Verb::Run(args) => is_named(&args.new),
+        // The addresses of a container are chosen when it starts.
+        Verb::Create(args) => is_named(&args.new),
+        Verb::Start(args) => are_named(&args.containers),
+        Verb::Restart(args) => are_named(&args.containers),
+        Verb::Fork(args) => are_named(slice::from_ref(&args.container)),
+        _ => false,
+    }
+}
+
+/// Moves this process into a scope in which the limits of its container apply.
+fn join_scope(verb: &Verb, who: Who, remark: &mut dyn FnMut(String)) {
+    let Verb::Run(args) = verb else { return };
+    let name = name_of_user(who.user);
+    match scope::for_limits(args.new.wanted.has_limits(), args.detach, who.user, name.as_deref()) {
+        Ok(said) => said.into_iter().for_each(&mut *remark),
+        Err(error) => remark(format!("{error:#}")),
+    }
 }
 
 /// Moves this process into a namespace for containers that are started again.
@@ -151,7 +196,7 @@ fn enter_again(
         Err(error) => remark(format!("{error:#}")),
     }
     if joined.is_some() {
-        return join(joined, who, remark);
+        return join_container(joined, who, remark);
     }
     // The files that a container wrote belong to ids of such a namespace.
     enter_own_namespace(who, Written::Stays, remark)
@@ -166,7 +211,7 @@ fn enter_for(
 ) -> anyhow::Result<bool> {
     // Only the user namespace of the other container has rights over its network.
     if let Some(NetworkKind::Container(other)) = &new.wanted.network {
-        return join(find_container(other, store, who), who, remark);
+        return join_container(find_container(other, store, who), who, remark);
     }
     // The files of the container to replace, and those of volumes, belong to ids of a namespace that is the same each
     // time.
@@ -228,7 +273,7 @@ fn is_garbage_on_disk(store: Option<&Path>, who: Who) -> bool {
 
 /// Moves this process into the namespace of a container of the same user. Other problems of the container are
 /// reported by the verb itself.
-fn join(
+fn join_container(
     found: Option<(Store, KnownContainer)>,
     who: Who,
     remark: &mut dyn FnMut(String),

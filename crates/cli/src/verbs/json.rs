@@ -10,7 +10,7 @@ use crate::verbs::containers::access::inspect::inspected_container::InspectedCon
 use crate::verbs::containers::access::inspect::inspected_image::InspectedImageReport;
 use crate::verbs::containers::access::port;
 use crate::verbs::containers::machine::MachineReport;
-use crate::verbs::containers::{changes, ps, volume, wait};
+use crate::verbs::containers::{changes, networks, ps, volume, wait};
 use crate::verbs::images::export::reports::{
     DiskReport, DockerReport, ErofsReport, ExportReport, ExtensionReport, LayoutReport, TarReport,
 };
@@ -99,6 +99,14 @@ fn page() -> String {
     page.table::<volume::VolumeRemovedReport>(
         "volume rm, volume prune",
         "A list of objects, one for each removed volume.",
+    );
+    page.table::<networks::verb::NetworkReport>(
+        "network create, network ls, network inspect",
+        "An object, or for `ls` and `inspect` a list of objects, one for each network.",
+    );
+    page.table::<networks::verb::NetworkRemovedReport>(
+        "network rm, network prune",
+        "A list of objects, one for each removed network.",
     );
     page.table::<changes::ChangesReport>("export changes:FILE", "");
     page.table::<SoundNameReport>("images", "A list of objects, one for each name.");

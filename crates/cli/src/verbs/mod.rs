@@ -199,6 +199,7 @@ verbs! {
         Wait(containers::wait::Wait),
         Rm(containers::rm::Rm),
         Volume(containers::volume::Volume),
+        Network(containers::networks::verb::Network),
         Commit(containers::commit::Commit),
         Snapshot(containers::snapshots::snapshot::Snapshot),
         Fork(containers::snapshots::fork::Fork),

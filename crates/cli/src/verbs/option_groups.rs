@@ -73,6 +73,8 @@ pub(crate) const CONTAINER: &[OptionGroup] = &[
         is_in_short: true,
         options: &[
             "network",
+            "network_alias",
+            "ip",
             "hostname",
             "add_host",
             "no_hosts",
@@ -108,6 +110,8 @@ pub(crate) const CONTAINER: &[OptionGroup] = &[
             "oom_score_adj",
             "timeout",
             "log_size",
+            "log_driver",
+            "log_opt",
         ],
     },
     OptionGroup {
@@ -139,7 +143,7 @@ pub(crate) const CONTAINER: &[OptionGroup] = &[
 ];
 
 /// Options of groups that `-h` shows, which it leaves out so that a terminal shows the others.
-const RARE: [&str; 9] = [
+const RARE: [&str; 11] = [
     "restart",
     "tty",
     "label_file",
@@ -149,6 +153,8 @@ const RARE: [&str; 9] = [
     "no_hosts",
     "dns_search",
     "dns_option",
+    "network_alias",
+    "ip",
 ];
 
 /// Puts an option in its group.

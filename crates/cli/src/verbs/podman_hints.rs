@@ -29,7 +29,6 @@ const VERBS: &[(&[&str], &str)] = &[
         &["pause", "unpause"],
         "use `quire stop CONTAINER`; `quire commit` and `quire diff` pause a container by themselves",
     ),
-    (&["network"], "networks need no setup: use `quire run --network pasta`, host or ns:PATH"),
     (&["events"], "Quire has no events: `quire wait CONTAINER` returns when a container ends"),
     (&["search"], "search the registry's web site, then use `quire pull NAME`"),
     (&["trust"], "use `quire sign NAME --key FILE`, and `quire show NAME`, which lists signatures"),
@@ -63,10 +62,10 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
         &["-P", "--publish-all", "--expose"],
         "publish each port separately: use `-p HOST:CONTAINER`",
     ),
-    (RUN, &["--link", "--network-alias", "--pod"], SHARED_NETWORK),
+    (RUN, &["--link", "--pod"], SHARED_NETWORK),
     (
         RUN,
-        &["--ip", "--ip6", "--mac-address"],
+        &["--ip6", "--mac-address"],
         "the host chooses the container's addresses: leave this out",
     ),
     (
@@ -128,9 +127,9 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
         "Quire has no health checks: run a check with `quire exec`",
     ),
     (
-        RUN,
+        &["bundle"],
         &["--log-driver", "--log-opt"],
-        "`quire logs` prints the output of a detached container; --log-size limits it",
+        "the program that runs the bundle keeps its output",
     ),
     (
         RUN,

@@ -24,6 +24,8 @@ pub enum Network {
     Pasta,
     /// An existing network namespace, with its absolute path.
     Joined(String),
+    /// A separate network that is connected to networks of the store, which the settings of the container list.
+    Named,
     /// The network of another container of the store, which runs at each start.
     Container(String),
 }

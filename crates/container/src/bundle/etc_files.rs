@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 use store::OperationError;
 
 use crate::bundle::choices::{Access, Network};
+use crate::networks::NetworkNames;
+use crate::networks::attachment::search_domain;
 
 /// Paths of these files. A container's root needs a file at each of them to be mounted on.
 pub const PLACES: [&str; 3] = [HOSTS, HOSTNAME, RESOLVER];
@@ -85,6 +87,33 @@ impl Names {
     }
 }
 
+impl Names {
+    /// Adds the container's addresses and name servers in networks of the store. Names of other hosts are asked of the
+    /// servers that the caller named by way of aardvark-dns.
+    pub(crate) fn add(&mut self, networks: &NetworkNames, hostname: &str, id: &str) {
+        if let Some(hosts) = &mut self.hosts {
+            let names: Vec<_> = match hostname == id {
+                true => vec![id.to_owned()],
+                false => vec![hostname.to_owned(), id.to_owned()],
+            };
+            let is_given = |name: &String| hosts.iter().any(|it| it.names.contains(name));
+            let names: Vec<_> = names.into_iter().filter(|it| !is_given(it)).collect();
+            if !names.is_empty() {
+                let own = networks.addresses.iter();
+                hosts.extend(own.map(|it| Host { address: *it, names: names.clone() }));
+            }
+        }
+        if let Some(resolver) = &mut self.resolver
+            && let Some(domain) = search_domain(networks)
+        {
+            resolver.servers = Some(networks.servers.clone());
+            if resolver.search.is_none() {
+                resolver.search = Some(vec![domain.to_owned()]);
+            }
+        }
+    }
+}
+
 impl NameFile {
     /// Returns the file's name without its directory.
     #[must_use]
@@ -105,9 +134,11 @@ pub fn files(
         // Without a network, the container cannot reach other hosts, so it does not need the host's entries.
         let base = match network {
             Network::None => String::new(),
-            Network::Host | Network::Joined(_) | Network::Container(_) | Network::Pasta => {
-                read(HOSTS)?
-            }
+            Network::Host
+            | Network::Joined(_)
+            | Network::Container(_)
+            | Network::Named
+            | Network::Pasta => read(HOSTS)?,
         };
         files.push(NameFile { place: HOSTS, text: hosts_text(extra, &base, hostname) });
     }

@@ -81,7 +81,7 @@ pub fn parse_sysctl(text: &str) -> Result<(String, String), SysctlError> {
 impl ProcessSettings {
     /// Checks that the container has the namespaces of the kernel parameters.
     pub fn check(&self, network: &Network) -> Result<(), SysctlError> {
-        let is_own = matches!(network, Network::None | Network::Pasta);
+        let is_own = matches!(network, Network::None | Network::Pasta | Network::Named);
         let mut others = self.sysctl.keys().filter(|it| it.starts_with(NETWORK) && !is_own);
         others.next().map_or(Ok(()), |it| Err(SysctlError::Network(it.clone())))
     }

@@ -24,8 +24,9 @@ use crate::backoff::GLANCE;
 use crate::bundle::security::DeviceError;
 use crate::bundle::userns::IdMap;
 use crate::folder::{
-    self, CODE, CONFIG, FILESTORE, LAYER, LOCK, LOG, LOG_NEXT, LOG_OLDER, LOG_TURNING, OVER, PORTS,
-    RECORD, REQUEST, RUNTIME_PATH, RUNTIME_STATE, STATE, STATE_BEFORE, USERNS, WRITABLE,
+    self, CODE, CONFIG, FILESTORE, LAYER, LOCK, LOG, LOG_NEXT, LOG_OLDER, LOG_TURNING, NETWORKS,
+    OVER, PORTS, RECORD, REQUEST, RUNTIME_PATH, RUNTIME_STATE, STATE, STATE_BEFORE, USERNS,
+    WRITABLE,
 };
 use crate::life::background;
 use crate::life::id_allocation::Claim;
@@ -90,7 +91,7 @@ pub enum KeptContainerError {
 const TESTED: Duration = Duration::from_secs(3);
 
 /// Files of a folder that stay when its container is started again. Some of them are replaced later.
-const STAYING: [&str; 19] = [
+const STAYING: [&str; 20] = [
     RECORD,
     LOCK,
     CONFIG,
@@ -110,6 +111,7 @@ const STAYING: [&str; 19] = [
     LAYER,
     FILESTORE,
     PORTS,
+    NETWORKS,
 ];
 
 impl KeptContainer {

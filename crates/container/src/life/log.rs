@@ -31,6 +31,16 @@ use crate::life::log::record::{
 /// GiB.
 pub const SIZE: NonZeroU64 = NonZeroU64::new(64 << 20).expect("not zero");
 
+/// How much of a container's output is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogLimit {
+    /// Nothing: the log has only sentences of Quire.
+    Nothing,
+    /// At most this number of bytes.
+    Bytes(NonZeroU64),
+    Unlimited,
+}
+
 /// Maximum content of a record, in bytes. Longer lines have several records, as in Docker, so that readers need little
 /// memory.
 const CONTENT_MAX: usize = 16 << 10;
@@ -49,6 +59,8 @@ pub(crate) struct Log {
     content: u64,
     /// Maximum length of each file, in bytes.
     half: u64,
+    /// Whether output is dropped.
+    is_off: bool,
     /// Number of lost bytes of the container that notes in the log do not count yet.
     lost: u64,
     /// Number of lost bytes that the notes in the newer file count.
@@ -58,15 +70,20 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Opens or creates the log in a container's folder. `most` is the size limit in bytes; `None` means no limit.
-    pub(crate) fn open(folder: &Path, most: Option<NonZeroU64>) -> io::Result<Self> {
+    /// Opens or creates the log in a container's folder.
+    pub(crate) fn open(folder: &Path, limit: LogLimit) -> io::Result<Self> {
         let mut file = open_end(folder, IfAbsent::Create)?;
         // A full disk must not prevent the start of a container. Then the first record continues the last line.
         drop(end_line(&mut file));
         let length = file.metadata()?.len();
-        let half = most.map_or(u64::MAX, |most| most.get().div_ceil(2));
+        let half = match limit {
+            LogLimit::Bytes(most) => most.get().div_ceil(2),
+            LogLimit::Nothing | LogLimit::Unlimited => u64::MAX,
+        };
+        let is_off = limit == LogLimit::Nothing;
         let (folder, content) = (folder.to_owned(), length);
-        let mut log = Self { folder, file, length, content, half, lost: 0, told: 0, notes: 0 };
+        let mut log =
+            Self { folder, file, length, content, half, is_off, lost: 0, told: 0, notes: 0 };
         // Removes the remains of an interrupted rotation.
         log.remove_names();
         let older = open(&log.folder, LOG_OLDER)?;
@@ -79,6 +96,9 @@ impl Log {
     /// Appends output of a stream to the log. Bytes for which a full disk has no space are lost, and a note about this
     /// is added to the log as soon as there is space for it.
     pub(crate) fn write(&mut self, stream: LogStream, bytes: &[u8]) {
+        if self.is_off {
+            return;
+        }
         let time = time_text(kernel::clock::now());
         let space = self.half.saturating_sub(HEAD as u64 + 1);
         let most = usize::try_from(space).map_or(CONTENT_MAX, |space| space.min(CONTENT_MAX));
@@ -378,10 +398,23 @@ mod tests {
     /// Returns a log with a full newer half.
     fn full() -> (tempfile::TempDir, Log) {
         let folder = tempfile::tempdir().unwrap();
-        let mut log = Log::open(folder.path(), NonZeroU64::new(2 * NINE)).unwrap();
+        let mut log = Log::open(folder.path(), limit(2 * NINE)).unwrap();
         log.write(LogStream::Output, b"older 678\nnewer 678\n");
         assert_eq!(texts(folder.path()), ["older 678\n", "newer 678\n"]);
         (folder, log)
+    }
+
+    fn limit(bytes: u64) -> LogLimit {
+        NonZeroU64::new(bytes).map_or(LogLimit::Unlimited, LogLimit::Bytes)
+    }
+
+    #[test]
+    fn a_log_that_is_off_has_only_our_sentences() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut log = Log::open(folder.path(), LogLimit::Nothing).unwrap();
+        log.write(LogStream::Output, b"said\n");
+        assert!(add_sentence(folder.path(), "why"));
+        assert_eq!(newer_text(folder.path()).trim(), "quire: why");
     }
 
     #[test]
@@ -410,7 +443,7 @@ mod tests {
             assert_eq!(found(folder.path()), expect);
             assert!(Halves::after(folder.path(), &following.newer).unwrap().is_none());
             // The next writer completes the rotation.
-            let mut log = Log::open(folder.path(), NonZeroU64::new(2 * NINE)).unwrap();
+            let mut log = Log::open(folder.path(), limit(2 * NINE)).unwrap();
             let finished = found(folder.path());
             assert_eq!(finished.concat(), expect.concat());
             assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
@@ -427,7 +460,7 @@ mod tests {
     fn what_stands_in_the_way_costs_no_more_than_a_half() {
         for name in [LOG_OLDER, LOG_NEXT, LOG_TURNING] {
             let folder = tempfile::tempdir().unwrap();
-            let mut log = Log::open(folder.path(), NonZeroU64::new(2 * NINE)).unwrap();
+            let mut log = Log::open(folder.path(), limit(2 * NINE)).unwrap();
             std::fs::create_dir(folder.path().join(name)).unwrap();
             let mut newer = String::new();
             for lost in [10, 30, 50] {
@@ -450,7 +483,7 @@ mod tests {
         const LINES: u64 = 10_000;
         let folder = tempfile::tempdir().unwrap();
         // A half holds ten records.
-        let mut log = Log::open(folder.path(), NonZeroU64::new(20 * NINE)).unwrap();
+        let mut log = Log::open(folder.path(), limit(20 * NINE)).unwrap();
         let written = AtomicU64::new(0);
         let numbers = |text: &str| -> Vec<u64> {
             plain(text).lines().map(|it| it.parse().unwrap()).collect()
@@ -500,7 +533,7 @@ mod tests {
     #[test]
     fn the_older_half_goes_at_the_end_of_a_line() {
         let folder = tempfile::tempdir().unwrap();
-        let open = |most| Log::open(folder.path(), NonZeroU64::new(most)).unwrap();
+        let open = |most| Log::open(folder.path(), limit(most)).unwrap();
         let check = |older: &str, newer: &str| assert_eq!(texts(folder.path()), [older, newer]);
         let mut log = open(200);
         log.write(LogStream::Output, b"one\ntwo\n");
@@ -525,7 +558,7 @@ mod tests {
     #[test]
     fn a_long_line_has_several_records() {
         let folder = tempfile::tempdir().unwrap();
-        let mut log = Log::open(folder.path(), Some(SIZE)).unwrap();
+        let mut log = Log::open(folder.path(), LogLimit::Bytes(SIZE)).unwrap();
         let line = "x".repeat(3 * CONTENT_MAX) + "\n";
         log.write(LogStream::Output, line.as_bytes());
         let text = std::fs::read_to_string(folder.path().join(LOG)).unwrap();
@@ -536,7 +569,7 @@ mod tests {
     fn records_have_their_stream_and_time() {
         let folder = tempfile::tempdir().unwrap();
         let before = time_text(kernel::clock::now());
-        let mut log = Log::open(folder.path(), Some(SIZE)).unwrap();
+        let mut log = Log::open(folder.path(), LogLimit::Bytes(SIZE)).unwrap();
         log.write(LogStream::Output, b"out");
         log.write(LogStream::Errors, b"err\n");
         log.write(LogStream::Output, b"put\n");
@@ -568,7 +601,7 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join(LOG);
             std::fs::write(&path, rest).unwrap();
-            let mut log = Log::open(folder.path(), Some(SIZE)).unwrap();
+            let mut log = Log::open(folder.path(), LogLimit::Bytes(SIZE)).unwrap();
             log.write(LogStream::Output, b"next\n");
             drop(log);
             let text = std::fs::read_to_string(&path).unwrap();
@@ -594,6 +627,7 @@ mod tests {
             file,
             length: 0,
             content: 0,
+            is_off: false,
             half: 100,
             lost: 0,
             told: 0,

@@ -5,7 +5,6 @@
 //! namespace ends, for whatever reason. Then only files in the container's folder, and perhaps a cgroup, are left:
 //! [`crate::life::end::teardown`] removes both.
 
-use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
@@ -24,9 +23,12 @@ use crate::folder::{CONFIG, PID, RUNTIME_LOG, RUNTIME_PATH, RUNTIME_STATE};
 use crate::life::causes;
 use crate::life::cgroup::memory::Ear;
 use crate::life::init_signals::Terms;
+use crate::life::log::LogLimit;
 use crate::life::mount_staging::Stage;
 use crate::life::state::{End, Reason};
 use crate::network::{Connection, NetworkError, Pasta};
+use crate::networks::NetworksError;
+use crate::networks::attachment::{Connected, Reservation};
 use crate::restart_policy::RestartPolicy;
 use crate::root::headroom::Headroom;
 use crate::runtime::call::{
@@ -65,14 +67,16 @@ pub struct Start<'a> {
     pub signals: &'a Signals,
     /// Reservers of disk space for the container's filestores.
     pub headrooms: &'a [Headroom],
-    /// Size limit of the log, in bytes, if the container has one; `None` for no limit.
-    pub log_size: Option<NonZeroU64>,
+    /// How much of the output the log keeps, if the container has one.
+    pub log_size: LogLimit,
     /// When the program is started again after its end. Only a container in the background is.
     pub restart: RestartPolicy,
     /// Time after which the container is killed.
     pub timeout: Option<Duration>,
     /// The process that connects the network to the host's, if any, and the user of this process.
     pub pasta: Option<(&'a Pasta, Who)>,
+    /// The container's addresses in networks of the store.
+    pub networks: Option<&'a Reservation>,
     /// Notes that are valid until the next boot.
     pub notes: Option<&'a Notes>,
 }
@@ -153,6 +157,9 @@ pub enum RunError {
     /// The container's network cannot be set up.
     #[error(transparent)]
     Network(#[from] NetworkError),
+    /// The container cannot be connected to its networks.
+    #[error(transparent)]
+    Networks(#[from] NetworksError),
     /// A standard stream is a directory, through which a program could reach all other directories of the host.
     #[error(
         "{0} is a directory of the host, which a container must not access: redirect it elsewhere"
@@ -224,7 +231,7 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     if let Some(stream) = crate::runtime::gvisor_stdio::directory() {
         return Err(RunError::Directory(stream));
     }
-    let Prepared { doubt, lesson, connection } = prepare(start)?;
+    let Prepared { doubt, lesson, connection, connected } = prepare(start)?;
     let runtime_failed = OperationError::at("run", &start.runtime.path);
     let mut command = command(start.runtime, start.folder);
     let streams_failed = OperationError::of("forward the standard streams of container", start.id);
@@ -286,7 +293,7 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
             ExpectedWait::Short,
         )
         .map_err(runtime_failed)?;
-    drop(prompt);
+    drop((prompt, connected));
     if connection.is_some_and(|it| it.is_over()) {
         remark(DISCONNECTED);
     }
@@ -331,13 +338,15 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
 }
 
 /// Results of [`prepare`].
-pub(crate) struct Prepared {
+pub(crate) struct Prepared<'a> {
     /// Reason why the program will probably not run.
     pub(crate) doubt: Option<ProgramError>,
     /// The compiled seccomp filter that this start provides.
     pub(crate) lesson: Option<Lesson>,
     /// Connection of the container's network to the host's.
     pub(crate) connection: Option<Connection>,
+    /// Connection of the container to networks of the store.
+    pub(crate) connected: Option<Connected<'a>>,
 }
 
 /// Remark at the end of a container whose network connection ended earlier.
@@ -345,7 +354,7 @@ pub(crate) const DISCONNECTED: &str =
     "pasta exited before the container: the container lost its network";
 
 /// Attaches the root in a new mount namespace of this process, and writes the bundle.
-pub(crate) fn prepare(start: &Start<'_>) -> Result<Prepared, RunError> {
+pub(crate) fn prepare<'a>(start: &Start<'a>) -> Result<Prepared<'a>, RunError> {
     // The program is examined before the container can change its root. The result is used only if the start fails,
     // because the kernel may support additional formats.
     let view = View::of_bundle(start.root.as_fd(), &start.spec);
@@ -360,6 +369,7 @@ pub(crate) fn prepare(start: &Start<'_>) -> Result<Prepared, RunError> {
         None => None,
     };
     let doubt = doubt.or_else(|| too_long(&start.process.args, &start.process.env));
+    let connected = start.networks.map(|it| it.connect(start.signals)).transpose()?;
     kernel::process::own_mounts(Propagation::Downstream)
         .map_err(OperationError::of("make", "a mount namespace (this needs root)"))?;
     hide_obstacle(start.runtime, start.folder)
@@ -384,7 +394,7 @@ pub(crate) fn prepare(start: &Start<'_>) -> Result<Prepared, RunError> {
     let record = start.folder.join(RUNTIME_PATH);
     let runtime_path = start.runtime.path.as_os_str().as_bytes();
     std::fs::write(&record, runtime_path).map_err(OperationError::at("write", &record))?;
-    Ok(Prepared { doubt, lesson, connection })
+    Ok(Prepared { doubt, lesson, connection, connected })
 }
 
 /// Kills a container that does not end. Without its first process, the kernel kills all others, and then the runtime

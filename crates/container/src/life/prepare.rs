@@ -4,7 +4,6 @@ pub mod joined_network;
 pub mod volumes;
 
 use std::ffi::OsStr;
-use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,6 +31,7 @@ use crate::life::end::reap::share;
 use crate::life::filestores::{Filestores, MountRequestError, volumes};
 use crate::life::id_allocation::{Claim, ClaimError};
 use crate::life::kept::{EnterError, EnteredFolder, KeptContainer};
+use crate::life::log::LogLimit;
 use crate::life::lookup::{self, IfRunning, KnownError, OwnVolumes};
 use crate::life::mount_staging::Stage;
 use crate::life::prepare::joined_network::{JoinNetworkError, network_of};
@@ -39,7 +39,9 @@ use crate::life::prepare::volumes::{VolumeUser, VolumesError};
 use crate::life::terminal;
 use crate::life::writable_layer::{KeptError, WritesPlace};
 use crate::network::{Pasta, Ports};
-use crate::plan::{ContainerPlan, InitChoice, PlanError, Stop};
+use crate::networks::attachment::{Guest, Reservation};
+use crate::networks::{NetworkPlace, NetworksError};
+use crate::plan::{ContainerPlan, ContainerRequest, InitChoice, PlanError, Stop};
 use crate::request::StoredRequest;
 use crate::restart_policy::RestartPolicy;
 use crate::root::filestore::{self, Backing};
@@ -64,6 +66,8 @@ pub struct CallerEnvironment<'a> {
     pub terminal: BorrowedFd<'a>,
     /// Notes that are valid until the next boot.
     pub notes: Option<&'a Notes>,
+    /// Place of the networks of this user; `None` if there is none.
+    pub networks: Option<&'a NetworkPlace>,
     /// How images are made available in user namespaces.
     pub via: Via<'a>,
     /// Receives sentences for the user.
@@ -93,8 +97,9 @@ pub struct Ready {
     pub(crate) restart: RestartPolicy,
     pub(crate) timeout: Option<Duration>,
     pub(crate) pasta: Option<(Pasta, Who)>,
+    pub(crate) networks: Option<Reservation>,
     pub(crate) notes: Option<Notes>,
-    pub(crate) log_size: Option<NonZeroU64>,
+    pub(crate) log_size: LogLimit,
     pub(crate) keep: bool,
     /// Whether the container has volumes of the store.
     pub(crate) has_volumes: bool,
@@ -141,6 +146,9 @@ pub enum PrepareError {
     /// A volume cannot be used.
     #[error(transparent)]
     Volumes(#[from] VolumesError),
+    /// Networks of the store cannot be joined.
+    #[error(transparent)]
+    Networks(#[from] NetworksError),
     /// Another container's network cannot be joined.
     #[error(transparent)]
     Network(#[from] JoinNetworkError),
@@ -375,9 +383,14 @@ fn prepare_in(
     let owner = map.and_then(|map| map.user(user.uid).zip(map.group(user.gid)));
     let stage = Stage::new(&folder::path(store, &wish.id), store.who().user, map);
     let mut stage = stage.in_memory(store.who());
+    let networks = reserve(store, &wish, around)?;
     let mut bundle = wish.bundle;
     // The network is set first, because it determines the base folder of all mount points.
     bundle.network_place = match &bundle.network {
+        Network::Named => {
+            let networks = networks.as_ref().map(Reservation::namespace).transpose()?;
+            networks.map(|it| stage.join_network(it))
+        }
         Network::Container(other) => {
             let network = network_of(store, other, around.is_asked_to_end)?;
             Some(stage.join_network(network))
@@ -399,8 +412,12 @@ fn prepare_in(
     bundle.map = map.cloned();
     bundle.own = own;
     cgroups::limit(&mut bundle, &wish.id, around.unique, around.remark);
+    let mut given = wish.names.clone();
+    if let (Some(given), Some(networks)) = (&mut given, &networks) {
+        given.add(&networks.attachment().names(), &bundle.hostname, &wish.id);
+    }
     let names =
-        wish.names.as_ref().map(|names| etc_files::files(names, &bundle.network, &bundle.hostname));
+        given.as_ref().map(|names| etc_files::files(names, &bundle.network, &bundle.hostname));
     bundle.names = stage.set_names(names.transpose()?.unwrap_or_default());
     let terminal = bundle.terminal;
     let (process, mut spec) =
@@ -429,8 +446,10 @@ fn prepare_in(
                 volumes: held.names.clone(),
             };
             let folder = store.create_container(&id, &record)?;
-            let new =
-                NewFolder { folder: &folder, stored: &stored, claim, pasta: wish.pasta.as_ref() };
+            let pasta = wish.pasta.as_ref().map(|it| &it.ports);
+            let ports = pasta.or(wish.networks.as_ref().map(|it| &it.ports));
+            let ports = ports.map_or(&[][..], |it| it);
+            let new = NewFolder { folder: &folder, stored: &stored, claim, ports };
             let directory = new.fill(place, &wish.writable, &root)?;
             (EnteredFolder { folder, lock: None }, directory, false)
         }
@@ -441,11 +460,19 @@ fn prepare_in(
     files.name(&entered.folder).map_err(OperationError::at("keep a filestore in", &path))?;
     let headrooms = root.doomed.headroom(&path.join(FILESTORE))?;
     let headrooms = headrooms.into_iter().chain(Filestores::headrooms(&path, &stage)?).collect();
+    if let Some(networks) = &networks {
+        networks.attachment().note(&path).map_err(OperationError::at("write in", &path))?;
+    }
     entered.begin()?;
     // The container's record now protects them.
     let has_volumes = !held.names.is_empty();
     drop((below, held));
     let EnteredFolder { folder, lock } = entered;
+    let log_limit = match wish.log_size {
+        _ if wish.no_log => LogLimit::Nothing,
+        Some(size) => LogLimit::Bytes(size),
+        None => LogLimit::Unlimited,
+    };
     Ok(Ready {
         id,
         folder,
@@ -464,8 +491,9 @@ fn prepare_in(
         restart: wish.restart,
         timeout,
         pasta: wish.pasta.map(|it| (it, store.who())),
+        networks,
         notes: around.notes.cloned(),
-        log_size: wish.log_size,
+        log_size: log_limit,
         keep: wish.keep,
         has_volumes,
         lock,
@@ -480,7 +508,8 @@ struct NewFolder<'a> {
     folder: &'a ContainerDir,
     stored: &'a [u8],
     claim: Option<Claim>,
-    pasta: Option<&'a Pasta>,
+    /// Ports of the host that are forwarded to the container.
+    ports: &'a [Ports],
 }
 
 impl NewFolder<'_> {
@@ -504,12 +533,24 @@ impl NewFolder<'_> {
             claim.map.note(path).map_err(OperationError::of("record", &object))?;
         }
         kept_place(&place, wish, root).and_then(|place| place.save(path)).map_err(failed)?;
-        if let Some(pasta) = self.pasta {
-            Ports::note(&pasta.ports, path).map_err(failed)?;
-        }
+        Ports::note(self.ports, path).map_err(failed)?;
         StoredRequest::write(self.stored, path).map_err(failed)?;
         Ok(place.into_locked())
     }
+}
+
+/// Chooses the addresses of a container in networks of the store.
+fn reserve(
+    store: &Store,
+    wish: &ContainerRequest,
+    around: &CallerEnvironment<'_>,
+) -> Result<Option<Reservation>, NetworksError> {
+    let Some(networks) = &wish.networks else { return Ok(None) };
+    let place = around.networks.ok_or(NetworksError::NoPlace)?;
+    let resolver = wish.names.as_ref().and_then(|it| it.resolver.as_ref());
+    let servers = resolver.and_then(|it| it.servers.as_deref()).unwrap_or_default();
+    let guest = Guest { id: &wish.id, networks, servers };
+    Reservation::make(place, store, guest).map(Some)
 }
 
 /// Names the volumes that only a new container has.

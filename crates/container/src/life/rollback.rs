@@ -15,7 +15,7 @@ use store::{
 };
 
 use crate::folder::{
-    CODE, CONFIG, FILESTORE, LOG, LOG_OLDER, OVER, PORTS, REQUEST, RUNTIME_PATH, STATE,
+    CODE, CONFIG, FILESTORE, LOG, LOG_OLDER, NETWORKS, OVER, PORTS, REQUEST, RUNTIME_PATH, STATE,
     STATE_BEFORE, USERNS,
 };
 use crate::life::end::ended::sync_needed;
@@ -26,8 +26,19 @@ use crate::root::filestore::{self, Backing};
 use crate::root::{PlaceError, WritableChoice, WritablePlace};
 
 /// Files that the new folder shares with the old one.
-const SHARED: [&str; 10] =
-    [REQUEST, USERNS, PORTS, LOG, LOG_OLDER, CONFIG, RUNTIME_PATH, STATE, STATE_BEFORE, CODE];
+const SHARED: [&str; 11] = [
+    REQUEST,
+    USERNS,
+    PORTS,
+    NETWORKS,
+    LOG,
+    LOG_OLDER,
+    CONFIG,
+    RUNTIME_PATH,
+    STATE,
+    STATE_BEFORE,
+    CODE,
+];
 
 /// Reason why a container keeps its changes.
 #[derive(Debug, thiserror::Error)]

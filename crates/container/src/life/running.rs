@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, PipeWriter, Write as _};
-use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +19,7 @@ use crate::folder::CONFIG;
 use crate::life::background::{self, Last, WatchCalls};
 use crate::life::end::ended::{Ended, LOST, Runs, sync_needed};
 use crate::life::end::teardown;
-use crate::life::log::add_sentence;
+use crate::life::log::{LogLimit, add_sentence};
 use crate::life::monitor::{self, FAILED, RunError, Start};
 use crate::life::prepare::Ready;
 use crate::life::state::{End, Reason, StateBefore};
@@ -58,7 +57,7 @@ struct Keeping {
 }
 
 impl Seat {
-    fn keep(self, folder: &Path, log_size: Option<NonZeroU64>) -> Keeping {
+    fn keep(self, folder: &Path, log_size: LogLimit) -> Keeping {
         let has_taken_over = Arc::new(AtomicBool::new(false));
         let (taken, folder) = (Arc::clone(&has_taken_over), folder.to_owned());
         let thread = std::thread::spawn(move || {
@@ -101,7 +100,7 @@ impl OwnTerminal {
 
     /// Starts the thread. `None` if it cannot be started: then the start of the container fails, because no process
     /// accepts the runtime's connection.
-    fn keep(self, folder: &Path, log_size: Option<NonZeroU64>) -> Option<OwnTerminalReader> {
+    fn keep(self, folder: &Path, log_size: LogLimit) -> Option<OwnTerminalReader> {
         let (over, until) = io::pipe().ok()?;
         let (receiver, folder) = (self.receiver, folder.to_owned());
         let thread = std::thread::spawn(move || {
@@ -141,6 +140,7 @@ impl Ready {
             restart: self.restart,
             timeout: self.timeout,
             pasta: self.pasta.as_ref().map(|(pasta, who)| (pasta, *who)),
+            networks: self.networks.as_ref(),
             notes: self.notes.as_ref(),
         }
     }
@@ -281,6 +281,9 @@ impl Ready {
             .and_then(|config| std::fs::write(self.path.join(CONFIG), config))
             .and_then(|()| StateBefore::note_created(&self.path))
             .map_err(OperationError::at("write in", &self.path))?;
+        if let Some(networks) = self.networks.take() {
+            networks.release();
+        }
         self.into_ended().rest(false, false);
         Ok(())
     }

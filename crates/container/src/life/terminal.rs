@@ -5,7 +5,6 @@
 //! copied the bytes itself, the caller could not detach, and crun 1.8 would not set the size.
 
 use std::io::{PipeReader, Write as _};
-use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -19,8 +18,8 @@ use rustix::io::Errno;
 
 use crate::bundle::spec::{ConsoleSize, SpecProcess};
 use crate::life::init_signals::{first_process, is_spared};
-use crate::life::log::Log;
 use crate::life::log::record::LogStream;
+use crate::life::log::{Log, LogLimit};
 
 /// Ctrl-C, and the two keys by which a caller detaches from a container, as in Docker.
 const CTRL_C: u8 = 3;
@@ -397,13 +396,7 @@ impl Keeper {
     /// Takes over the container's terminal if the caller leaves it, and calls `takes_over`. Then it writes the
     /// terminal's output into the log in the container's folder. Restores the caller's terminal if the caller is
     /// killed. Returns when the caller is gone, or when no process has the container's terminal open.
-    pub fn keep(
-        self,
-        modes: Modes,
-        folder: &Path,
-        log_size: Option<NonZeroU64>,
-        takes_over: &dyn Fn(),
-    ) {
+    pub fn keep(self, modes: Modes, folder: &Path, log_size: LogLimit, takes_over: &dyn Fn()) {
         match receive(&self.0) {
             Ok((Some(DETACH), Some(master))) => {
                 takes_over();
@@ -419,12 +412,7 @@ impl Keeper {
 /// Waits for the terminal of a container that has no caller, and writes its output into the log in the container's
 /// folder. Returns at the end of `over`, when no process has the terminal open. Each run of the program has its own
 /// terminal.
-pub(crate) fn keep_own(
-    receiver: &Receiver,
-    over: &PipeReader,
-    folder: &Path,
-    log_size: Option<NonZeroU64>,
-) {
+pub(crate) fn keep_own(receiver: &Receiver, over: &PipeReader, folder: &Path, log_size: LogLimit) {
     loop {
         let mut fds = [
             PollFd::from_borrowed_fd(receiver.as_fd(), PollFlags::IN),
@@ -444,7 +432,7 @@ pub(crate) fn keep_own(
     }
 }
 
-fn keep_log(master: &OwnedFd, folder: &Path, log_size: Option<NonZeroU64>) {
+fn keep_log(master: &OwnedFd, folder: &Path, log_size: LogLimit) {
     let Ok(mut log) = Log::open(folder, log_size) else { return };
     let mut bytes = [0; 1 << 14];
     loop {

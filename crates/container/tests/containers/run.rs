@@ -7,6 +7,7 @@ use quire_container::ProgramError;
 use quire_container::bundle::config::ImageConfig;
 use quire_container::bundle::{Access, BundleOptions, configure};
 use quire_container::folder::ROOT;
+use quire_container::life::log::LogLimit;
 use quire_container::life::monitor::{RunError, Start};
 use quire_container::life::mount_staging::Stage;
 use quire_container::life::state::End;
@@ -76,7 +77,7 @@ impl Fixture {
             runtime,
             signals: &Signals::block(&[]).unwrap(),
             headrooms: &[],
-            log_size: None,
+            log_size: LogLimit::Unlimited,
             restart: RestartPolicy::No,
             timeout: None,
             pasta: None,

@@ -38,8 +38,9 @@ pub use identity::{IdentityError, ProcessIdentity, boot_id};
 pub use inherited::{StackError, changed_limits, settle};
 pub use name_services::use_own_name_services;
 pub use namespaces::{
-    IdMaps, IdRange, MountsBefore, Namespace, enter, id_maps, namespace_kind, network_namespace,
-    own_mounts, owner_of_user_namespace, ranges_of, unshare, user_namespace, user_namespace_of,
+    IdMaps, IdRange, MountsBefore, Namespace, enter, enter_network, id_maps, namespace_kind,
+    network_namespace, own_mounts, owner_of_user_namespace, ranges_of, unshare, user_namespace,
+    user_namespace_of,
 };
 pub(crate) use namespaces::{
     close_all_but, end_child, enter_owned, set_root_propagation, sorted, wait_to_read,

@@ -83,6 +83,16 @@ pub fn enter(process: BorrowedFd<'_>, namespaces: &[Namespace]) -> Result<(), Pr
     rustix::thread::move_into_thread_name_spaces(process, types).map_err(failed)
 }
 
+/// Moves this *thread* (and its later children) into an open network namespace.
+///
+/// # Errors
+/// An error of the kernel: `EPERM` without `CAP_SYS_ADMIN` in both user namespaces, `EINVAL` for another file.
+pub fn enter_network(namespace: BorrowedFd<'_>) -> Result<(), ProcessError> {
+    let kind = Some(LinkNameSpaceType::Network);
+    rustix::thread::move_into_link_name_space(namespace, kind)
+        .map_err(ProcessError::call("enter a network namespace"))
+}
+
 /// Moves this *thread* (and its later children) into a new mount namespace. Other processes do not see its mounts,
 /// which disappear when its last process ends.
 ///

@@ -111,6 +111,7 @@ impl Store {
             self.container_snapshots.directory.get()?,
             self.snapshots.directory.get()?,
             self.volumes.directory.get()?,
+            self.networks.directory.get()?,
         ];
         let parts = [
             &self.root,

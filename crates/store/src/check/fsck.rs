@@ -5,6 +5,7 @@ mod data;
 mod harm;
 mod hash;
 mod lazy_devices;
+mod networks;
 mod rebuild;
 mod users;
 mod volumes;
@@ -198,6 +199,7 @@ impl Store {
         }
         self.check_container_snapshots(&mut report)?;
         self.check_volumes(&mut report)?;
+        self.check_networks(&mut report)?;
         for SeenSnapshot { instance, number, record } in self.snapshots.see_all()? {
             report.checked += 1;
             let why = match record {
@@ -569,6 +571,7 @@ impl Store {
     fn other_strays(&self) -> Result<Vec<PathBuf>, DiskError> {
         let mut strays = self.container_snapshots.strays()?;
         strays.extend(self.volumes.strays()?);
+        strays.extend(self.networks.strays()?);
         let mut look = |directory: &Directory, good: &dyn Fn(&str, FileType) -> bool| {
             for listed in directory.list()? {
                 if !listed.text().is_some_and(|name| good(name, listed.kind)) {
@@ -620,7 +623,8 @@ impl Damage {
                 StoreItem::Container(_) => 5,
                 StoreItem::ContainerSnapshot(_)
                 | StoreItem::Snapshot(..)
-                | StoreItem::Volume(_) => 6,
+                | StoreItem::Volume(_)
+                | StoreItem::Network(_) => 6,
                 _ => 1,
             },
             Self::Stray(_) => 6,

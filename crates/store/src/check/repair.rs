@@ -202,6 +202,7 @@ impl Store {
             StoreItem::ContainerSnapshot(_) | StoreItem::Snapshot(..) | StoreItem::Volume(_) => {
                 true
             }
+            StoreItem::Network(name) => self.networks.damage(name)?.is_some(),
             StoreItem::Ref(_) | StoreItem::Container(_) | StoreItem::Leftover(_) => false,
         })
     }

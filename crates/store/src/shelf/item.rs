@@ -34,6 +34,7 @@ pub enum StoreItem {
     /// Instance name and number of a container engine's snapshot.
     Snapshot(String, u64),
     Volume(String),
+    Network(String),
     /// A directory that a dead command left in `tmp/`.
     Leftover(String),
 }
@@ -56,6 +57,7 @@ impl StoreItem {
             Self::ContainerSnapshot(_) => "container snapshot",
             Self::Snapshot(..) => "snapshot",
             Self::Volume(_) => "volume",
+            Self::Network(_) => "network",
             Self::Leftover(_) => "leftover",
         }
     }
@@ -75,6 +77,7 @@ impl StoreItem {
             | Self::Container(name)
             | Self::ContainerSnapshot(name)
             | Self::Volume(name)
+            | Self::Network(name)
             | Self::Leftover(name) => name.clone(),
         }
     }
@@ -94,6 +97,7 @@ impl StoreItem {
             | Self::ContainerSnapshot(_)
             | Self::Snapshot(..)
             | Self::Volume(_)
+            | Self::Network(_)
             | Self::Leftover(_) => self.name(),
         }
     }

@@ -18,6 +18,7 @@ pub(crate) mod layers;
 pub(crate) mod lazy_device_file;
 pub(crate) mod lazy_devices;
 pub(crate) mod manifests;
+pub(crate) mod networks;
 pub(crate) mod objects;
 pub(crate) mod refs;
 pub(crate) mod snapshots;

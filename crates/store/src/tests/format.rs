@@ -147,20 +147,26 @@ fn fields(of: &str) -> Vec<&'static str> {
     // In the document, each field is a code span before a colon or a value. Values are also code spans, but follow
     // their field.
     let known = [
+        "address",
         "algorithm",
         "anonymous",
         "below",
         "boot",
+        "bridge",
         "bytes",
         "container",
         "created",
+        "dns",
         "ends_with_container",
         "form",
         "format",
         "fresh",
+        "gateway",
+        "id",
         "image",
         "image_name",
         "inodes",
+        "internal",
         "keep",
         "labels",
         "manifest",
@@ -168,6 +174,7 @@ fn fields(of: &str) -> Vec<&'static str> {
         "name",
         "needed_to_read",
         "needed_to_write",
+        "prefix",
         "snapshot",
         "volumes",
     ];
@@ -217,6 +224,21 @@ fn records_are_written_as_the_document_has_them() {
     let (draft, files) = (store.volumes.draft().unwrap(), crate::VolumeFiles::Synced);
     store.publish_volume(&lock, draft, "v", &volume, files).unwrap();
     drop(lock);
+    let network = crate::NetworkRecord {
+        id: "0a".repeat(32),
+        created: Seconds(5),
+        labels: [("a".to_owned(), "b".to_owned())].into(),
+        bridge: "quire-0123abcd".to_owned(),
+        address: "10.90.0.0".parse().unwrap(),
+        prefix: 24,
+        gateway: "10.90.0.1".parse().unwrap(),
+        internal: true,
+        dns: true,
+    };
+    let lock = store.lock_networks().unwrap();
+    store.networks.publish(&lock, "n", &network).unwrap();
+    assert_eq!(store.networks.get("n").unwrap(), network);
+    drop(lock);
     let _container = store.create_container("c", &container).unwrap();
     let path = |name: &str| directory.path().join(name);
     assert_eq!(written(&path("meta")), fields("`meta`"));
@@ -225,6 +247,7 @@ fn records_are_written_as_the_document_has_them() {
     let file = path(&format!("container-snapshots/{snapshot}/snapshot.json"));
     assert_eq!(written(&file), fields("container snapshot"));
     assert_eq!(written(&path("volumes/v/volume.json")), fields("volume"));
+    assert_eq!(written(&path("networks/n")), fields("network"));
 }
 
 #[test]
@@ -269,9 +292,9 @@ fn a_store_has_the_places_that_the_document_lists() {
         .map(|row| row[0].trim_matches('`').split('/').next().unwrap().to_owned())
         .collect();
     // These entries are created with the first device, the first lazy device, the first snapshot of a container, the
-    // first volume and the first engine, when the store is shared, and when files are not synced.
-    found
-        .extend(["data", "lazy", "container-snapshots", "snapshots", "volumes"].map(str::to_owned));
+    // first volume, the first network and the first engine, when the store is shared, and when files are not synced.
+    let late = ["data", "lazy", "container-snapshots", "snapshots", "volumes", "networks"];
+    found.extend(late.map(str::to_owned));
     found.extend(["shared", "unsynced"].map(str::to_owned));
     found.sort_unstable();
     wanted.sort_unstable();

@@ -132,6 +132,12 @@ pub(crate) fn bundle(context: &Context, args: &Bundle) -> anyhow::Result<Answer>
             programs: make a network by `ip netns`, and use ns:PATH"
         );
     }
+    if options.network == Network::Named {
+        bail!(
+            "--network NAME: netavark connects only containers that Quire runs: make a network by `ip netns`, and use \
+            ns:PATH"
+        );
+    }
     if matches!(options.network, Network::Container(_)) {
         bail!(
             "--network container: a bundle has no containers beside it: use ns:/proc/PID/ns/net, with the PID of \

@@ -74,6 +74,7 @@ pub(crate) fn bundle_options(
             Some(NetworkKind::Host) => Network::Host,
             Some(NetworkKind::Pasta | NetworkKind::PastaWith(_)) => Network::Pasta,
             Some(NetworkKind::Joined(path)) => Network::Joined(network_namespace(path)?),
+            Some(NetworkKind::Named(_)) => Network::Named,
             Some(NetworkKind::Container(name)) => Network::Container(name.clone()),
         },
         access,

@@ -11,6 +11,7 @@ use clap::Args;
 use container::life::log::Halves;
 use container::life::log::record::{LogRecord, LogStream, time_text};
 use container::life::lookup::{KnownContainer, find_container};
+use container::listed_settings::ListedSettings;
 use store::OpenOptions;
 
 use crate::Answer;
@@ -120,6 +121,9 @@ impl ContainerLog {
     ) -> anyhow::Result<Option<Self>> {
         let KnownContainer { id, folder, is_created, .. } = known;
         let failed = || format!("cannot read the log in {}", folder.display());
+        if ListedSettings::load(&folder).is_ok_and(|it| it.no_log) {
+            bail!("container {id} has no log, because it was made with --log-driver none");
+        }
         let halves = Halves::open(&folder).with_context(failed)?;
         if halves.is_none() && is_created {
             return Ok(None);

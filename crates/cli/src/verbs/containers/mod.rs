@@ -9,7 +9,7 @@ pub(crate) mod create;
 pub(crate) mod exec;
 pub(crate) mod logs;
 pub(crate) mod machine;
-pub(crate) mod network;
+pub(crate) mod networks;
 pub(crate) mod ps;
 pub(crate) mod restart;
 pub(crate) mod rm;

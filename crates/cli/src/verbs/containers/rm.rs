@@ -10,6 +10,7 @@ use crate::output::report;
 use crate::session::context::{Context, now};
 use crate::session::resolve::NoContainer;
 use crate::verbs::VerbArgs;
+use crate::verbs::containers::networks::join;
 use crate::verbs::containers::ps::filtered;
 use crate::verbs::containers::snapshots::{clear_unneeded, origins};
 use crate::verbs::containers::volume;
@@ -88,7 +89,8 @@ pub(crate) fn rm(context: &Context, args: &Rm) -> anyhow::Result<Answer> {
         }
         let if_running = if args.force { IfRunning::Kill } else { IfRunning::Refuse };
         let is_removed = lookup::remove(&store, container, if_running, own_volumes, &|| now().0)?;
-        if is_removed {
+        // Its monitor may have removed a killed container first.
+        if is_removed || args.force && known.is_some() {
             if !context.json {
                 report::line(container)?;
             }
@@ -106,6 +108,8 @@ pub(crate) fn rm(context: &Context, args: &Rm) -> anyhow::Result<Answer> {
             ));
         }
     }
+    // A container whose monitor was killed may still be connected.
+    join::sweep(context);
     if had_snapshot {
         clear_unneeded(&store);
     }

@@ -40,8 +40,9 @@ use crate::session::own_namespace::changes_can_stay;
 use crate::session::signals::FORWARDED;
 use crate::session::ways::Ways;
 use crate::verbs::containers::container_options::{GivenFiles, image_config};
+use crate::verbs::containers::networks::{connect, join};
 use crate::verbs::containers::snapshots::clear_after_end;
-use crate::verbs::containers::{network, volume};
+use crate::verbs::containers::volume;
 use crate::verbs::exit_codes::RUN_CODES;
 #[cfg(feature = "serve")]
 use crate::verbs::services::lazy::devices::LazyRun;
@@ -136,7 +137,7 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
         && args.new.wanted.network.is_none()
         && args.new.publish.is_empty()
     {
-        context.remark(&network::lack());
+        context.remark(&connect::lack());
     }
     #[cfg(feature = "serve")]
     if args.new.wanted.lazy.lazy.is_some() {
@@ -242,6 +243,7 @@ pub(super) fn with_environment<T>(
     work: impl FnOnce(&CallerEnvironment<'_>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let input = std::io::stdin();
+    let networks = join::place(context.who(), context.outside());
     let ways = Ways::new(context.who(), trust);
     work(&CallerEnvironment {
         search: &context.search(),
@@ -249,6 +251,7 @@ pub(super) fn with_environment<T>(
         unique: &random_id()?,
         terminal: input.as_fd(),
         notes,
+        networks: networks.as_ref(),
         via: ways.via(trust),
         remark: &|text| context.remark(text),
         is_asked_to_end: &|| signals.ending().is_some(),

@@ -134,12 +134,10 @@ fn start_all(context: &Context, filters: &[String]) -> anyhow::Result<Answer> {
     let Some(store) = context.open_for(OpenOptions::write(), true)? else {
         return Ok(Answer::Yes);
     };
+    // This also ends containers whose monitor was killed.
+    let starter = Starter::new(context, &store)?;
     let mut found = filtered(&store, filters)?;
     found.retain(|it| !it.is_running());
-    if found.is_empty() {
-        return Ok(Answer::Yes);
-    }
-    let starter = Starter::new(context, &store)?;
     let mut failed = 0_usize;
     for id in found.iter().map(|it| &it.id) {
         match starter.begin(id) {

@@ -98,7 +98,7 @@ pub(crate) fn doctor(context: &Context, args: &Doctor) -> anyhow::Result<Answer>
         crate::session::own_namespace::describe(context.outside(), &features.user_namespaces);
     let shared = shared(context, opened.as_ref());
     let labels = crate::verbs::containers::security::describe_labels(context);
-    let network = crate::verbs::containers::network::describe();
+    let network = crate::verbs::containers::networks::connect::describe();
     let form = format!("{form}: {why}");
 
     let mut rows = Rows::default();

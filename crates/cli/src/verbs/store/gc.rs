@@ -12,6 +12,7 @@ use crate::args::limits::{seconds, size};
 use crate::output::report::{self, Bytes};
 use crate::session::context::{Context, now};
 use crate::verbs::VerbArgs;
+use crate::verbs::containers::networks::join::sweep;
 
 #[derive(Debug, Args)]
 pub(crate) struct Gc {
@@ -68,6 +69,7 @@ pub(crate) fn gc(context: &Context, args: &Gc) -> anyhow::Result<Answer> {
         (store.plan_gc_within(when, &limits)?, None)
     } else {
         let (cleared, _) = clear_dead(&store, Sweep::Thorough, &|| now().0);
+        sweep(context);
         // The process that waits for the disk may have been killed.
         if let Err(error) = store.settle_container_snapshots() {
             context.remark(&format!(

@@ -17,6 +17,7 @@ use crate::output::{table, template};
 use crate::session::context::{Context, now};
 use crate::session::failure::UsageError;
 use crate::verbs::VerbArgs;
+use crate::verbs::containers::networks::verb::clear_unused;
 use crate::verbs::containers::snapshots::clear_unneeded;
 use crate::verbs::store::gc::{Gc, gc};
 
@@ -67,9 +68,10 @@ impl VerbArgs for System {
     const NAME: &'static str = "system";
     const ABOUT: &'static str = "Show disk use; remove unused containers and images";
     const DETAILS: &'static str = "`system df` counts each byte once: `quire du` shows what each image takes, and what \
-        images share. `system prune` removes all containers that do not run, and then frees unused data as `quire gc` \
-        does. `--volumes` also removes the volumes that no container uses, with their files. An image without a name \
-        is unused unless a container needs it. `quire system info` is `quire info`, \
+        images share. `system prune` removes all containers that do not run and all networks that no container uses, \
+        and then frees unused data as `quire gc` does. `--volumes` also removes the volumes that no container uses, \
+        with their files. An image without a name is unused unless a container needs it. `quire system info` is \
+        `quire info`, \
         `quire container prune` removes only containers, and `quire image prune` only images.";
     const EXAMPLES: &'static str = "quire system df\n  quire system prune --force\n  quire system prune --all --force --filter until=7d";
 
@@ -288,6 +290,13 @@ fn prune(context: &Context, args: &System) -> anyhow::Result<Answer> {
     if args.only == Some(PrunedKind::Containers) {
         return Ok(Answer::Yes);
     }
+    if args.only.is_none() {
+        let networks = clear_unused(&store, before)?;
+        if !networks.is_empty() {
+            report::line("Deleted Networks")?;
+            networks.iter().try_for_each(|it| report::line(it))?;
+        }
+    }
     drop(store);
     let options = Gc {
         dry_run: false,
@@ -367,12 +376,13 @@ fn is_confirmed(args: &System) -> anyhow::Result<bool> {
         true => "all images that no container uses",
         false => "all data that no image needs",
     };
+    let networks = "all networks that no container uses";
     let volumes = "all files of volumes that no container uses";
     let what: &[&str] = match args.only {
         Some(PrunedKind::Containers) => &[containers],
         Some(PrunedKind::Images) => &[images],
-        None if args.volumes => &[containers, volumes, images],
-        None => &[containers, images],
+        None if args.volumes => &[containers, networks, volumes, images],
+        None => &[containers, networks, images],
     };
     report::error_line(&format!("WARNING: this removes {}", what.join(" and ")));
     let mut error = std::io::stderr();

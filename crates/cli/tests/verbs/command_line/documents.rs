@@ -18,7 +18,7 @@ use crate::{Place, Ran, add_programs, is_root, write};
 
 /// Lines of pages and examples that are not run: the page or `help VERB`, the beginning of the line, and the
 /// reason.
-const NOT_RUN: [(&str, &str, &str); 82] = [
+const NOT_RUN: [(&str, &str, &str); 87] = [
     ("README.md", "sudo apt install ", "installs a release; the tier `package` does it"),
     ("README.md", "sudo ./install.sh", "installs a release"),
     ("docs/docker-users.md", "buildah ", "buildah; the tests `makers` import its images"),
@@ -44,6 +44,10 @@ const NOT_RUN: [(&str, &str, &str); 82] = [
     ("docs/containers.md", "cat /proc/PID/", "as above"),
     ("docs/containers.md", "quire run --network container:", "it needs a container that runs"),
     ("docs/containers.md", "quire run --network ns:", "a network namespace that someone has made"),
+    ("docs/containers.md", "quire run -d --network shop", "netavark; the tests `named` do it"),
+    ("docs/containers.md", "quire run --network shop", "as above"),
+    ("docs/docker-users.md", "quire run -d --name server", "as above"),
+    ("docs/docker-users.md", "quire run --network two", "as above"),
     ("docs/engines.md", "systemctl ", "systemd; `vm newest systemd` does it"),
     ("docs/operations.md", "mkdir -p /etc/quire", "changes /etc of the host"),
     ("docs/operations.md", "echo 'OPTIONS=", "as above"),
@@ -119,6 +123,7 @@ const NOT_RUN: [(&str, &str, &str); 82] = [
     ("help logout", "quire logout", "as above"),
     ("help logs", "quire logs --follow", "it ends with the container"),
     ("help exec", "quire exec -it", "a shell that nothing ends"),
+    ("help network", "quire run ", "netavark; the tests `named` do it"),
     ("help serve", "quire serve --lazy", "a service; the tests `served`"),
     ("help serve", "quire serve --snapshotter\n", "a service; the tests `engines`"),
     ("help serve", "quire serve --registry ", "a service; the tests `peers`"),

@@ -263,12 +263,14 @@ fn all_containers_are_stopped_and_removed() {
     begin("two");
     let ran = place.run("rm --all");
     assert_ne!(ran.code, Some(0), "they run");
-    place.out("stop --all");
+    let mut stopped: Vec<_> = place.out("stop --all").lines().map(str::to_owned).collect();
+    stopped.sort();
+    assert_eq!(stopped, ["one", "two"]);
     assert_eq!((asked(), place.out("ps --quiet")), (2, String::new()));
     assert_eq!(place.run("stop nobody").code, Some(3));
     place.out("stop --ignore nobody");
     assert_eq!(place.run("rm nobody").code, Some(3));
-    place.out("rm --ignore nobody one");
+    assert_eq!(place.out("rm --ignore nobody one"), "one\n");
     assert_eq!(place.out("ps --all --quiet"), "two\n");
     place.out("rm --all");
     // It is asked before it is killed.

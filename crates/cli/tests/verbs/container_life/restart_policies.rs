@@ -107,15 +107,15 @@ fn a_maximum_ends_the_restarts() {
 fn commands_find_a_container_between_two_runs() {
     let Some(place) = place() else { return };
     // Delays grow: after some restarts, the next one is seconds away.
-    let between = |name: &str| {
+    let between = |name: &str, count: u64| {
         start(&place, &["--name", name, "--restart", "always"], "echo run; exit 5");
         wait_for("a long delay", || {
-            restarts(&place, name) >= 4 && status(&place, name) == "restarting"
+            restarts(&place, name) >= count && status(&place, name) == "restarting"
         });
     };
     let names = ["stopped", "killed", "removed", "again"];
     let _guards = names.map(|it| Rm(&place, it));
-    between("stopped");
+    between("stopped", 7);
     let found = inspected(&place, "stopped")["State"].clone();
     assert_eq!((&found["Status"], &found["Restarting"]), (&"restarting".into(), &true.into()));
     assert_eq!((&found["ExitCode"], &found["Pid"]), (&5.into(), &0.into()));
@@ -123,7 +123,10 @@ fn commands_find_a_container_between_two_runs() {
     let line = place.run_each(&["ps", "--format", "{{.State}} {{.Status}} {{.ExitCode}}"]).out;
     assert!(line.starts_with("restarting Restarting (5) ") && line.contains(" ago"), "{line}");
     assert_eq!(place.out("ps --quiet --filter status=restarting"), "stopped\n");
-    for line in ["exec stopped true", "cp stopped:/etc/hostname .", "snapshot create stopped x"] {
+    // Its changes are read as those of a running container.
+    place.out("export --quiet stopped changes:saved.tar");
+    place.out("snapshot create stopped moment");
+    for line in ["exec stopped true", "cp stopped:/etc/hostname ."] {
         let ran = place.run(line);
         // It may run for a moment.
         let is_told = ran.err.contains("restarting") || ran.err.contains("not running");
@@ -136,15 +139,15 @@ fn commands_find_a_container_between_two_runs() {
         (status(&place, "stopped"), place.out("wait stopped")),
         ("exited".into(), "5\n".into())
     );
-    between("killed");
+    between("killed", 3);
     assert_eq!(place.out("kill --signal TERM killed"), "killed\n");
     wait_for("the end", || status(&place, "killed") == "exited");
-    between("removed");
+    between("removed", 3);
     assert_eq!(place.out("rm --force removed"), "removed\n");
     assert!(ps(&place, "removed").is_none());
-    between("again");
+    between("again", 5);
     assert_eq!(place.out("restart again"), "again\n");
-    assert!(restarts(&place, "again") < 4);
+    assert!(restarts(&place, "again") < 5);
 }
 
 #[test]
@@ -153,18 +156,18 @@ fn a_restart_leaks_nothing_and_keeps_the_mounts() {
     for runtime in runtimes() {
         let name = format!("leaks-{runtime}");
         let _guard = Rm(&place, &name);
-        let options = ["--name", &name, "--runtime", runtime, "--restart", "always"];
-        let more = [
-            "--writable",
-            "memory",
-            "-v",
-            "data:/data",
-            "--mount",
-            "type=self,destination=/own,size=16m",
-        ];
+        let options = ["--name", name.as_str(), "--runtime", runtime, "--restart", "always"];
+        let more =
+            ["--writable", "memory", "-v", "data:/data", "--mount", "type=self,dst=/own,size=16m"];
         let script = "for f in /data/x /own/x /x; do echo run >> $f; done; exec sleep 1000";
         start(&place, &[&options[..], &more].concat(), script);
+        let is_written = |count: usize, path: &str| {
+            place.run(&format!("exec {name} cat {path}")).out == "run\n".repeat(count)
+        };
         let runs = |count: u64| {
+            // The program must not be killed before it has written.
+            let lines = usize::try_from(count).unwrap();
+            wait_for("the last line", || is_written(lines, "/x"));
             end_program(&place, &name);
             wait_for("another run", || {
                 restarts(&place, &name) == count && status(&place, &name) == "running"
@@ -180,9 +183,8 @@ fn a_restart_leaks_nothing_and_keeps_the_mounts() {
             runs(count);
         }
         assert_eq!(all(), before, "{runtime}");
-        let five = "run\n".repeat(5);
         for path in ["/data/x", "/own/x", "/x"] {
-            wait_for("the last line", || place.out(&format!("exec {name} cat {path}")) == five);
+            wait_for("the last line", || is_written(5, path));
         }
         let folder = place.path("store/containers").join(&name);
         assert_eq!(fs::read_dir(folder.join(RUNTIME_STATE)).unwrap().count(), 1);
@@ -266,13 +268,41 @@ fn lists_of_containers_are_chosen_by_filters() {
 #[test]
 fn a_container_that_does_not_stay_has_no_restart_policy() {
     let Some(place) = place() else { return };
-    for options in ["--rm --detach", ""] {
+    for options in ["--rm --detach", "--read-only"] {
         let ran = place.run(&format!("run --quiet --restart always {options} a true"));
         assert!(ran.code == Some(125) && ran.err.contains("--detach"), "{}", ran.err);
     }
     assert_eq!(place.out("run --quiet --restart no a cat /etc/short"), "short\n");
     let ran = place.run("run --quiet -d --restart sometimes a true");
     assert!(ran.err.contains("unless-stopped"), "{}", ran.err);
+}
+
+#[test]
+fn a_log_driver_keeps_or_drops_the_output() {
+    let Some(place) = place() else { return };
+    let _guards = ["mute", "small", "terminal"].map(|it| Rm(&place, it));
+    start(&place, &["--name", "mute", "--log-driver", "none"], "echo said; echo told >&2");
+    start(&place, &["--name", "terminal", "-t", "--log-driver", "none"], "echo said");
+    let small = ["--log-driver", "json-file", "--log-opt", "max-size=4k"];
+    let lines = "n=0; while [ $n -lt 1000 ]; do n=$((n+1)); echo line $n; done";
+    start(&place, &[&["--name", "small"][..], &small].concat(), lines);
+    assert_eq!(place.out("wait mute small terminal"), "0\n0\n0\n");
+    for name in ["mute", "terminal"] {
+        let ran = place.run(&format!("logs {name}"));
+        assert!(ran.code == Some(2) && ran.err.contains("--log-driver none"), "{}", ran.err);
+        let log = place.path("store/containers").join(name).join("log");
+        assert_eq!(fs::read_to_string(log).unwrap(), "");
+    }
+    let log = place.out("logs small");
+    assert!(log.ends_with("line 1000\n") && !log.contains("line 1\n"), "{log}");
+    for (options, expect) in [
+        ("--log-driver journald", "systemd-run"),
+        ("--log-driver passthrough", "leave out --detach"),
+        ("--log-opt tag=x", "max-size=SIZE"),
+    ] {
+        let ran = place.run(&format!("run -d {options} a true"));
+        assert!(ran.code == Some(125) && ran.err.contains(expect), "{}", ran.err);
+    }
 }
 
 #[test]

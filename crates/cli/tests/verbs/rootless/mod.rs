@@ -10,6 +10,7 @@ mod layers;
 mod limits;
 #[cfg(feature = "serve")]
 mod mounts;
+mod networks;
 #[cfg(feature = "serve")]
 mod share;
 mod snapshots;

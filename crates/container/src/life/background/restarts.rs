@@ -1,5 +1,6 @@
 //! Restarts of a container's program by its monitor, as the container's restart policy says.
 
+use std::fs::File;
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -8,6 +9,7 @@ use kernel::process::{Exit, Signal, Signals};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::folder::{KILLED, PID, RUNTIME_LOG, STOPPED, UNWANTED};
+use crate::life::cgroup::pause;
 use crate::life::end::teardown;
 use crate::life::log::add_sentence;
 use crate::restart_policy::{RestartDelays, RestartPolicy};
@@ -29,12 +31,14 @@ pub(super) struct Restarts<'a> {
     delays: RestartDelays,
     /// Start of the last run.
     since: Instant,
+    /// Keeps other commands from reading the container's changes while the program is started again.
+    lock: Option<File>,
 }
 
 impl<'a> Restarts<'a> {
     pub(super) fn new(folder: &'a Path, id: &'a str, policy: RestartPolicy) -> Self {
         let delays = RestartDelays::default();
-        Self { folder, id, policy, count: 0, delays, since: Instant::now() }
+        Self { folder, id, policy, count: 0, delays, since: Instant::now(), lock: None }
     }
 
     /// Returns the number of restarts so far. `None` if the program is never started again.
@@ -47,6 +51,11 @@ impl<'a> Restarts<'a> {
         self.count = self.count.saturating_add(1);
         self.since = Instant::now();
         self.count()
+    }
+
+    /// Lets other commands read the container's changes, which a program may now write.
+    pub(super) fn release(&mut self) {
+        self.lock = None;
     }
 
     /// Whether the program is started again after it has ended in this way.
@@ -62,6 +71,7 @@ impl<'a> Restarts<'a> {
     /// Removes what the runtime has made for the last run, and waits for the time of the next one. Returns false if a
     /// command or a signal ends the container before it.
     pub(super) fn wait(&mut self, signals: &Signals) -> bool {
+        self.release();
         let delay = self.delays.next(self.since.elapsed());
         let since = Instant::now();
         if !self.clear() {
@@ -73,13 +83,31 @@ impl<'a> Restarts<'a> {
             if self.is_stopped() || signals.ending().is_some() {
                 return false;
             }
-            let Some(rest) = delay.checked_sub(since.elapsed()).filter(|it| !it.is_zero()) else {
+            let rest = delay.saturating_sub(since.elapsed());
+            if rest.is_zero() && self.lock_out() {
                 self.since = Instant::now();
                 return true;
-            };
-            let most = Timespec::try_from(rest.min(GLANCE)).ok();
+            }
+            // Another command may hold the lock.
+            let most = if rest.is_zero() { GLANCE } else { rest.min(GLANCE) };
+            let most = Timespec::try_from(most).ok();
             let fd = PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN);
             let _arrived = poll(&mut [fd], most.as_ref());
+        }
+    }
+
+    /// Locks out commands that read the container's changes. Returns false if one of them reads them now.
+    fn lock_out(&mut self) -> bool {
+        match pause::lock_out(self.folder) {
+            Ok(lock) => {
+                self.lock = lock;
+                self.lock.is_some()
+            }
+            // The disk may be full.
+            Err(error) => {
+                tracing::debug!(id = self.id, %error, "the program is started again without a lock");
+                true
+            }
         }
     }
 
@@ -101,6 +129,7 @@ pub(super) fn is_request_to_end(signal: Signal) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::folder::PAUSE;
 
     fn restarts(folder: &Path, policy: RestartPolicy) -> Restarts<'_> {
         Restarts::new(folder, "c", policy)
@@ -118,6 +147,21 @@ mod tests {
             assert!(!always.wants(Exit::Code(0)) && !always.wait(&signals), "{name}");
             std::fs::remove_file(folder.join(name)).unwrap();
         }
+    }
+
+    #[test]
+    fn a_program_is_not_started_while_its_changes_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        let signals = Signals::block(&[]).unwrap();
+        let reader = pause::lock_out(folder).unwrap().unwrap();
+        let mut always = restarts(folder, RestartPolicy::Always);
+        assert!(!always.lock_out());
+        drop(reader);
+        assert!(always.wait(&signals));
+        assert!(pause::lock_out(folder).unwrap().is_none());
+        always.release();
+        assert!(pause::lock_out(folder).unwrap().is_some());
     }
 
     #[test]
@@ -141,6 +185,7 @@ mod tests {
         }
         let signals = Signals::block(&[]).unwrap();
         assert!(restarts(folder.path(), RestartPolicy::Always).wait(&signals));
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        let left = std::fs::read_dir(folder.path()).unwrap().map(|it| it.unwrap().file_name());
+        assert_eq!(left.collect::<Vec<_>>(), [PAUSE]);
     }
 }

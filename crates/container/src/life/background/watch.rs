@@ -230,7 +230,7 @@ pub fn watch(
     kernel::process::use_one_heap();
     // Without `/proc`, this process stays in the namespace that it makes.
     let before = MountsBefore::open();
-    let Prepared { doubt, lesson, connection } = prepare(&start)?;
+    let Prepared { doubt, lesson, connection, connected } = prepare(&start)?;
     let mut restarts = Restarts::new(start.folder, start.id, start.restart);
     let mut program = launch(&start, doubt, lesson)?;
     let mut state = State {
@@ -293,7 +293,10 @@ pub fn watch(
         };
         match next {
             Some(next) => program = next,
-            None => break ((calls.ended)(), end),
+            None => {
+                drop(connected);
+                break ((calls.ended)(), end);
+            }
         }
     };
     state.lost = last.exit.is_some();
@@ -323,6 +326,7 @@ fn launch_again(
     if restarts.is_stopped() {
         kill(start, &program.process);
     }
+    restarts.release();
     Ok(program)
 }
 

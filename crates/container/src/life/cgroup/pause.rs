@@ -12,6 +12,7 @@ use store::OperationError;
 use crate::backoff::GLANCE;
 use crate::folder::PAUSE;
 use crate::life::cgroup::cgroups::{self, Freezer};
+use crate::life::state::State;
 use crate::runtime::Kind;
 use crate::runtime::call::{ANSWER, Asked, HeldFolder, ask, chain};
 
@@ -34,6 +35,8 @@ pub struct Paused {
 /// The way to pause a container.
 #[derive(Debug)]
 enum Pauser {
+    /// Its program has ended, and its monitor does not start it again as long as the lock is held.
+    Nothing,
     Runtime,
     Freezer(Freezer),
 }
@@ -41,6 +44,7 @@ enum Pauser {
 impl Pauser {
     fn resume(&self, folder: &Path, id: &str) {
         match self {
+            Self::Nothing => {}
             Self::Runtime => resume(folder, id),
             Self::Freezer(freezer) => freezer.thaw(),
         }
@@ -83,6 +87,20 @@ pub fn pass(folder: &Path, id: &str, is_asked_to_end: &dyn Fn() -> bool) -> std:
         unmark(&lock);
     }
     Ok(true)
+}
+
+/// Locks out commands that pause a container, before its monitor starts the program again. Returns the lock, or `None`
+/// if such a command reads the container's changes.
+///
+/// # Errors
+/// If the lock cannot be made.
+pub(crate) fn lock_out(folder: &Path) -> std::io::Result<Option<File>> {
+    let lock = File::options().create(true).truncate(false).write(true).open(folder.join(PAUSE))?;
+    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(lock)),
+        Err(Errno::WOULDBLOCK | Errno::INTR) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 /// Reason why a container cannot be paused.
@@ -132,6 +150,8 @@ fn pause_by(folder: &Path, id: &str, by: Pauser) -> Result<Paused, PauseError> {
     let locked = rustix::fs::flock(&lock, FlockOperation::LockExclusive);
     locked.map_err(|errno| lock_failed(errno.into()))?;
     mark(&lock).map_err(lock_failed)?;
+    let is_between_runs = matches!(State::load(folder), Ok(Some(State { delay: Some(_), .. })));
+    let by = if is_between_runs { Pauser::Nothing } else { by };
     let copy = lock.try_clone().map_err(lock_failed)?;
     let (held, hold) = std::io::pipe().map_err(OperationError::of("ensure", RESUMES))?;
     let mut parent_end = Some(hold);
@@ -143,7 +163,7 @@ fn pause_by(folder: &Path, id: &str, by: Pauser) -> Result<Paused, PauseError> {
         let paused = match &by {
             Pauser::Runtime => answer(ask(folder, &["pause", id], ANSWER)),
             // The parent freezes the container as soon as this process can thaw it.
-            Pauser::Freezer(_) => vec![PAUSED],
+            Pauser::Freezer(_) | Pauser::Nothing => vec![PAUSED],
         };
         let _heard = report.write_all(&paused);
         if let Some(mut held) = own_end.take() {

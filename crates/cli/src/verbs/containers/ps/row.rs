@@ -36,9 +36,13 @@ pub(super) fn state(known: &KnownContainer) -> &'static str {
     }
 }
 
-/// Returns the name of a container's network. `None` if it has none, or shares the host's.
-pub(super) fn network(settings: &ListedSettings) -> Option<&str> {
-    settings.network.as_deref().filter(|it| !["none", "host"].contains(it))
+/// Returns the names of a container's networks. There are none if it has only loopback, or shares the host's network.
+pub(super) fn networks(settings: &ListedSettings) -> Vec<&str> {
+    if !settings.networks.is_empty() {
+        return settings.networks.iter().map(String::as_str).collect();
+    }
+    let kind = settings.network.as_deref().filter(|it| !["none", "host"].contains(it));
+    kind.into_iter().collect()
 }
 
 impl ListedContainer<'_> {
@@ -69,7 +73,7 @@ impl ListedContainer<'_> {
             "Size": written.map_or_else(String::new, |it| human_size(it, "")),
             "Labels": settings.labels,
             "Mounts": mounts.join(","),
-            "Networks": network(settings).unwrap_or_default(),
+            "Networks": networks(settings).join(","),
             "Pid": self.pid(),
             "ExitCode": known.code().unwrap_or_default(),
             "Exited": state(known) == "exited",
@@ -112,7 +116,7 @@ impl ListedContainer<'_> {
             "Labels": settings.labels,
             "Mounts": mounts,
             "Names": [known.id],
-            "Networks": network(settings).into_iter().collect::<Vec<_>>(),
+            "Networks": networks(settings),
             "Pid": self.pid(),
             "Pod": "",
             "PodName": "",

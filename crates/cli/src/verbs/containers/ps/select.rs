@@ -14,7 +14,7 @@ use store::{RefName, Store};
 use crate::output::list_filter::{ListFilters, any_matches};
 use crate::session::moment::{self, DurationFrom};
 use crate::session::resolve::resolve;
-use crate::verbs::containers::ps::row::{network, state};
+use crate::verbs::containers::ps::row::{networks, state};
 
 /// Keys of `--filter`.
 pub(super) const KEYS: [&str; 16] = [
@@ -203,7 +203,7 @@ impl ContainerFilters {
             })
             && filters.fit_labels(&settings.labels)
             && filters.fits("network", |it| {
-                settings.network.as_deref() == Some(it) || network(settings) == Some(it)
+                settings.network.as_deref() == Some(it) || networks(settings).contains(&it)
             })
             && filters.fits("volume", |it| has_volume(settings, it))
             && filters.fits("restart-policy", |it| settings.restart.name() == it)

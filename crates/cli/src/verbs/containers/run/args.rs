@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum, ValueHint};
 use container::plan::ImageVolumes;
 use container::restart_policy::RestartPolicy;
 
-use crate::args::{ContainerOptions, Labels, LogSize, Tty, boolean};
+use crate::args::{ContainerOptions, Labels, LogOptions, Tty, boolean};
 
 #[derive(Debug, Args)]
 pub(crate) struct Run {
@@ -84,10 +84,8 @@ pub(crate) struct NewContainer {
     /// Set the seconds after which `stop` without --time kills the container; by default 10
     #[arg(long, value_name = "SECONDS")]
     pub(crate) stop_timeout: Option<u32>,
-    /// Limit the log of a detached container to this size, at least 4 KiB; at the limit, the older half is dropped. 0
-    /// means no limit
-    #[arg(long, value_name = "SIZE", default_value = "64m")]
-    pub(crate) log_size: LogSize,
+    #[command(flatten)]
+    pub(crate) log: LogOptions,
     /// Name the container: 1 to 64 letters, digits, `-`, `_` and `.`. The default is twelve random hexadecimal digits
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,

@@ -36,7 +36,10 @@ fn hosts(wanted: &Wanted, network: &Network) -> anyhow::Result<Vec<Host>> {
             (Address::Gateway, Network::None) => {
                 bail!("--add-host …:host-gateway: the host is unreachable with --network none")
             }
-            (Address::Gateway, Network::Joined(_) | Network::Container(_) | Network::Pasta) => {
+            (
+                Address::Gateway,
+                Network::Joined(_) | Network::Container(_) | Network::Named | Network::Pasta,
+            ) => {
                 bail!(
                     "--add-host …:host-gateway: the host's address in that network is unknown: give \
                 an IP address"

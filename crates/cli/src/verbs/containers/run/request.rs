@@ -10,7 +10,8 @@ use crate::session::context::Context;
 use crate::verbs::containers::container_options::{
     GivenFiles, bundle_options, disk, init_wish, terminal, writable_wish,
 };
-use crate::verbs::containers::network::pasta;
+use crate::verbs::containers::networks::connect::pasta;
+use crate::verbs::containers::networks::join::networks;
 use crate::verbs::containers::run::args::{NewContainer, Run};
 use crate::verbs::containers::run::hosts::names_wish;
 use crate::verbs::containers::security;
@@ -70,6 +71,7 @@ pub(super) fn container_wish(
     bundle.security.apparmor = security::apparmor(context, &wanted.security)?;
     security::remark_on_labels(context, wanted);
     let pasta = pasta(context, &args.publish, wanted.network.as_ref(), &mut bundle.network)?;
+    let networks = networks(context, args)?;
     bundle.process.check(&bundle.network).context("--sysctl")?;
     Ok(ContainerRequest {
         id,
@@ -84,15 +86,17 @@ pub(super) fn container_wish(
         volumes: volumes(wanted)?,
         mounts: mounts(wanted),
         pasta,
+        networks,
         init: init_wish(wanted),
         stop_signal: args.stop_signal.clone(),
         stop_timeout: args.stop_timeout,
         timeout: args.timeout,
-        log_size: args.log_size.0,
+        log_size: args.log.limit()?,
         keep: life.keep,
         labels,
         stdin: life.stdin,
         restart: args.restart,
+        no_log: args.log.is_off(),
         snapshot: None,
     })
 }

@@ -11,6 +11,8 @@ use container::folder;
 use container::life::background;
 use container::life::lookup::KnownContainer;
 use container::life::state::Reason;
+use container::networks::attachment::{Endpoint, noted_endpoints};
+use container::networks::subnet::Subnet;
 use container::plan::{ContainerRequest, IdsChoice};
 use container::request::StoredRequest;
 use serde::Serialize;
@@ -122,6 +124,30 @@ pub(crate) struct InspectedMountReport {
 pub(crate) struct InspectedNetworkReport {
     /// Published ports of a running container: the addresses of the host, by port and protocol such as `80/tcp`.
     ports: BTreeMap<String, Vec<InspectedPortReport>>,
+    /// Address in the only network of the store that a running container has joined; empty if there is none.
+    #[serde(rename = "IPAddress")]
+    ip_address: String,
+    /// Networks of the store that the container joins, by their names.
+    networks: BTreeMap<String, InspectedEndpointReport>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct InspectedEndpointReport {
+    /// Id of the network; empty unless the container runs, like the other texts.
+    #[serde(rename = "NetworkID")]
+    network_id: String,
+    /// Address of the container.
+    #[serde(rename = "IPAddress")]
+    ip_address: String,
+    /// Number of leading bits that all addresses of the subnet share; 0 unless the container runs.
+    #[serde(rename = "IPPrefixLen")]
+    ip_prefix_len: u8,
+    /// Address of the host in the network.
+    gateway: String,
+    /// Names of the container in the network, besides its own.
+    aliases: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -170,7 +196,7 @@ pub(crate) struct InspectedHostReport {
     auto_remove: bool,
     /// When the program is started again after its end.
     restart_policy: InspectedRestartReport,
-    /// `none`, `host`, `pasta`, `ns:PATH` or `container:NAME`.
+    /// `none`, `host`, `pasta`, `bridge` for networks of the store, `ns:PATH` or `container:NAME`.
     network_mode: String,
     /// Directories and files of the host, and volumes by their names, as SOURCE:DESTINATION:OPTIONS.
     binds: Vec<String>,
@@ -233,12 +259,46 @@ impl InspectedContainerReport {
             effective_caps: spec.process.capabilities.effective.clone(),
             bounding_caps: spec.process.capabilities.bounding.clone(),
             mounts: mounts(context, &request),
-            network_settings: InspectedNetworkReport { ports },
+            network_settings: InspectedNetworkReport::new(known, &request, ports),
             size_rw: known.written().map(Bytes),
             restart_count: known.restarts(),
             config: InspectedConfigReport::new(known, &request, spec, image),
             host_config: InspectedHostReport::new(context, known, &request),
         }
+    }
+}
+
+impl InspectedNetworkReport {
+    fn new(
+        known: &KnownContainer,
+        request: &ContainerRequest,
+        ports: BTreeMap<String, Vec<InspectedPortReport>>,
+    ) -> Self {
+        let mut noted = Vec::new();
+        if known.is_running() {
+            noted = noted_endpoints(&known.folder);
+        }
+        let mut networks = BTreeMap::new();
+        for (joined, join) in
+            request.networks.iter().flat_map(|it| it.networks.iter().map(move |join| (it, join)))
+        {
+            let found = noted.iter().find(|it| it.network == join.name);
+            let prefix = found.and_then(|it| it.subnet.parse::<Subnet>().ok());
+            let text = |of: &dyn Fn(&Endpoint) -> String| found.map_or_else(String::new, of);
+            let endpoint = InspectedEndpointReport {
+                network_id: text(&|it| it.id.clone()),
+                ip_address: text(&|it| it.address.to_string()),
+                ip_prefix_len: prefix.map_or(0, |it| it.prefix()),
+                gateway: text(&|it| it.gateway.to_string()),
+                aliases: joined.aliases.clone(),
+            };
+            networks.insert(join.name.clone(), endpoint);
+        }
+        let ip_address = match &*noted {
+            [one] => one.address.to_string(),
+            _ => String::new(),
+        };
+        Self { ports, ip_address, networks }
     }
 }
 
@@ -375,6 +435,7 @@ impl InspectedHostReport {
             Network::Host => "host".to_owned(),
             Network::Pasta => "pasta".to_owned(),
             Network::Joined(path) => format!("ns:{path}"),
+            Network::Named => "bridge".to_owned(),
             Network::Container(name) => format!("container:{name}"),
         };
         let binds = mounts(context, request).into_iter();
@@ -384,6 +445,7 @@ impl InspectedHostReport {
             format!("{source}:{}:{access}", it.destination)
         });
         let ports = request.pasta.iter().flat_map(|it| &it.ports);
+        let ports = ports.chain(request.networks.iter().flat_map(|it| &it.ports));
         let ports = ports.flat_map(|it| PortReport::of_range(&known.id, it)).collect();
         Self {
             auto_remove: known.record.as_ref().is_some_and(|it| !it.keep),

@@ -1,6 +1,7 @@
 //! `run --network pasta` and `--publish`: connect a container's private network to the host's.
 
 use std::num::NonZeroU16;
+use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
 use container::bundle::Network;
@@ -28,7 +29,7 @@ pub(crate) fn pasta(
     if !publish.is_empty() {
         match (wanted, &*network) {
             (None, _) => *network = Network::Pasta,
-            (_, Network::Pasta) => {}
+            (_, Network::Pasta | Network::Named) => {}
             // docker and podman also accept published ports with this network.
             (_, Network::Host) => {
                 context.remark(
@@ -44,19 +45,28 @@ pub(crate) fn pasta(
     if *network != Network::Pasta {
         return Ok(None);
     }
-    let program = system_programs::program_path(PROGRAM)
-        .with_context(|| format!("--network pasta: {ABSENT}"))?;
+    let options = match wanted {
+        Some(NetworkKind::PastaWith(options)) => options.clone(),
+        _ => PastaOptions::default(),
+    };
+    let program = program()?;
+    Ok(Some(Pasta { program, ports: ports(publish)?, options }))
+}
+
+/// Returns the path of pasta.
+pub(crate) fn program() -> anyhow::Result<PathBuf> {
+    system_programs::program_path(PROGRAM).with_context(|| format!("--network pasta: {ABSENT}"))
+}
+
+/// Chooses the ports of the host that options publish, and checks that they are free.
+pub(crate) fn ports(publish: &[Published]) -> anyhow::Result<Vec<Ports>> {
     let mut ports = Vec::new();
     // The options that name ports come first, so that none of these ports is chosen as a free port.
     let (named, any): (Vec<_>, Vec<_>) = publish.iter().partition(|it| it.host.is_some());
     for published in named.into_iter().chain(any) {
         add(published, &mut ports).with_context(|| format!("--publish {}", published.text))?;
     }
-    let options = match wanted {
-        Some(NetworkKind::PastaWith(options)) => options.clone(),
-        _ => PastaOptions::default(),
-    };
-    Ok(Some(Pasta { program, ports, options }))
+    Ok(ports)
 }
 
 /// Checks that the ports are available, so that the error names the option instead of coming from pasta.
