@@ -86,7 +86,7 @@ pub const CONSOLE: &str = kernel::terminal::SOCKET;
 const COVERED_CGROUP: &str = "quire-ID-RANDOM";
 
 /// Names of all files in a container's folder. `N` stands for a number.
-pub const NAMES: [&str; 40] = [
+pub const NAMES: [&str; 41] = [
     RECORD,
     LOCK,
     CONFIG,

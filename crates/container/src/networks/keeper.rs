@@ -24,7 +24,7 @@ use super::netavark::SYSTEM;
 use super::place::{ATTACHED, LAST, NAMESPACES, NETAVARK, NetworkPlace, read, remove_file};
 use crate::bundle::etc_files::FORWARDER;
 use crate::folder::NETWORK;
-use crate::network::{Connection, Pasta};
+use crate::network::{Connection, Pasta, PastaOptions};
 
 /// File that the processes of containers lock.
 const USERS: &str = "users";
@@ -146,7 +146,11 @@ impl NetworkPlace {
         let users = self.open(USERS).map_err(OperationError::at("open", &self.path(USERS)))?;
         self.link_tools()?;
         let signals = Signals::block(&[]).map_err(failed)?;
-        let pasta = Pasta { program: pasta.to_owned(), ports: Vec::new() };
+        let pasta = Pasta {
+            program: pasta.to_owned(),
+            ports: Vec::new(),
+            options: PastaOptions::default(),
+        };
         let connection = Connection::connect(&pasta, network, None, &self.folder, &signals)?;
         kernel::process::enter_network(network).map_err(failed)?;
         self.replace_resolver()?;
