@@ -115,7 +115,7 @@ fn a_monitor_that_gave_back_its_constants_reserves_disk_space() {
     let before = allocated();
     place.out(&format!("exec {name} sh -c :>/go"));
     wait_for("the end of the writes", || place.out(&format!("logs {name}")) == "wrote\n");
-    // What was written is no longer free, so the reserve of before is allocated again.
+    // The written blocks are no longer free, so the earlier reserve is allocated again.
     wait_for("more space", || allocated() > before + 200 * MIB);
     wait_for_rest(&monitor);
 }
