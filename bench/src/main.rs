@@ -120,7 +120,7 @@ const BENCHES: [(&str, &str, Bench); 29] = [
     ("derived", "Twenty images of one base, each with a container: time, disk, page cache", derived::bench),
     ("forks", "Snapshots, forks and rollbacks of a container that has written 64 MiB or 4 GiB; 16 GB of disk", forks::bench),
     ("density", "Many containers: one after the other, eight at a time, and many alive at once", density::bench),
-    ("thousand", "A thousand containers of ten images: memory, starts, `ps`, removal, and what is left", thousand::bench),
+    ("thousand", "A thousand containers of ten images: memory, starts, `ps`, removal, remains", thousand::bench),
     ("writable", "Work in containers whose changes go to different places, and their removal", writable::bench),
     ("gvisor", "The same work in crun and in gVisor, by the root that it gets; needs runsc of the inputs", gvisor::bench),
     ("pagecache", "Memory for two images a minor version apart, in a virtual machine with the newest kernel",

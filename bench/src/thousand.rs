@@ -1,5 +1,5 @@
 //! A thousand containers of ten images: the machine's memory, the time of starts, of a list and of the removal, and
-//! what is left behind.
+//! the remains.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -22,7 +22,7 @@ use rig::cache::remove;
 use rig::inputs::{self, layer, layout};
 use rig::process::{find_program, quiet};
 
-/// Number of images, each with a layer of its own above the same base.
+/// Number of images. Each has the same base, and another layer above it.
 const IMAGES: usize = 10;
 
 /// Number of containers of all images together.
@@ -419,7 +419,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     Ok(Report {
         name: "thousand",
         about: format!(
-            "{COUNT} containers that sleep, of {IMAGES} images with the same base, each with a layer of its own; \
+            "{COUNT} containers that sleep, of {IMAGES} images with the same base, each with another layer; \
              without a network. `run --detach` starts {AT_ONCE} at a time by crun. *Memory of each*: MemAvailable \
              before the starts and {} s after the last one, divided by the number of containers; a container of each \
              image ran before. *ps*: `ps --all --quiet`, {LISTS} times. *Removal*: one `rm --force` of all \

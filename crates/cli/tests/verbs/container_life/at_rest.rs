@@ -104,18 +104,18 @@ fn a_monitor_that_gave_back_its_constants_reserves_disk_space() {
     let Some(place) = place() else { return };
     let name = "gives-back-self";
     let _guard = Rm(&place, name);
-    let script = "until [ -e /go ]; do sleep 0.2; done; part=0; while [ $part -lt 50 ]; do \
-                  dd if=/dev/zero of=/big bs=1M count=8 seek=$((part * 8)) conv=notrunc 2>/dev/null && \
-                  part=$((part + 1)) || sleep 0.1; done; echo wrote; exec sleep 1000";
+    let script = "printf %1048576s x >/m; until [ -e /go ]; do sleep 0.2; done; part=0; while [ $part -lt 50 ]; do \
+                  cat /m /m /m /m /m /m /m /m >>/big 2>/dev/null && part=$((part + 1)) || sleep 0.1; done; \
+                  echo wrote; exec sleep 1000";
     start(&place, &["--name", name, "--writable", "self"], script);
     let monitor = monitor(&place, name);
     wait_for_rest(&monitor);
     let filestore = place.path(&format!("store/containers/{name}/filestore"));
     let allocated = || fs::metadata(&filestore).unwrap().blocks() * 512;
     let before = allocated();
-    place.out(&format!("exec {name} touch /go"));
+    place.out(&format!("exec {name} sh -c :>/go"));
     wait_for("the end of the writes", || place.out(&format!("logs {name}")) == "wrote\n");
-    // What was written is no longer free, so the reserve of before is allocated again.
+    // The written blocks are no longer free, so the earlier reserve is allocated again.
     wait_for("more space", || allocated() > before + 200 * MIB);
     wait_for_rest(&monitor);
 }
