@@ -61,6 +61,7 @@ pub enum InitChoice {
 /// absolute, because a later start may have another working directory.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option")]
 pub struct ContainerRequest {
     pub id: String,
     /// Settings for the bundle. Names, volumes, map and cgroup are added later.

@@ -175,7 +175,7 @@ pub enum PrepareError {
     Enter(#[from] EnterError),
     /// The container that the new one replaces cannot be removed.
     #[error("--replace: cannot remove container {id}")]
-    Replaced { id: String, source: KnownError },
+    Replaced { id: String, source: Box<KnownError> },
     #[error(transparent)]
     Failed(#[from] OperationError),
 }
@@ -225,7 +225,8 @@ impl TakenName<'_> {
         // As with `quire rm`.
         let (running, volumes) = (IfRunning::Kill, OwnVolumes::Stay);
         let removed = lookup::remove_holding(store, id, running, volumes, held, now);
-        let failed = |source| PrepareError::Replaced { id: id.to_owned(), source };
+        let failed =
+            |source| PrepareError::Replaced { id: id.to_owned(), source: Box::new(source) };
         removed.map(drop).map_err(failed)
     }
 }

@@ -128,7 +128,7 @@ impl NetworkPlace {
         };
         let work = || {
             if let Some(kept) = kept.take() {
-                self.keep(kept);
+                self.keep(&kept);
             }
         };
         let started =
@@ -200,7 +200,7 @@ impl NetworkPlace {
     }
 
     /// In the keeper: waits until no container is left.
-    fn keep(&self, kept: Kept) {
+    fn keep(&self, kept: &Kept) {
         // Its first process reaps all processes of a pid namespace.
         let reap = || {
             while !matches!(
