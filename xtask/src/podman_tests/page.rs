@@ -1,7 +1,6 @@
 //! The page of the results. A run of some files keeps the other files' sections.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
 
 use super::tap::{Counts, FileResult, Outcome};
 
@@ -81,21 +80,21 @@ impl Page {
         let run = all.total() - all.skipped;
         // A page without results has no share.
         let share = (all.passed * 100).checked_div(run).unwrap_or_default();
-        let _ = write!(text, "\n{} of the {run} tests that ran pass ({share} %).\n", all.passed);
+        text += &format!("\n{} of the {run} tests that ran pass ({share} %).\n", all.passed);
         text += "\n## Causes\n\nThe causes of failed tests, by number of tests:\n\n| tests | cause |\n|---|---|\n";
         let mut causes: Vec<_> = causes.into_iter().collect();
         causes.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(b.0)));
         for (cause, count) in causes {
-            let _ = writeln!(text, "| {count} | {cause} |");
+            text += &format!("| {count} | {cause} |\n");
         }
         for (name, section) in &self.0 {
-            let _ = write!(text, "\n## {name}\n\n{}.\n", section.counts);
+            text += &format!("\n## {name}\n\n{}.\n", section.counts);
             if !section.lines.is_empty() {
                 text += "\n| test | | cause |\n|---|---|---|\n";
             }
             for line in &section.lines {
                 let outcome = if line.is_skipped { "skipped" } else { "failed" };
-                let _ = writeln!(text, "| {} | {outcome} | {} |", line.test, line.cause);
+                text += &format!("| {} | {outcome} | {} |\n", line.test, line.cause);
             }
         }
         text

@@ -124,24 +124,6 @@ fn normalized(format: &str) -> String {
     text
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn fields_have_podmans_other_names() {
-        for (format, expect) in [
-            ("{{.ID}} {{.Name}}", "{{.Id}} {{.Name}}"),
-            ("{{ .ID }}{{.IDMappings}}{{.ID}}", "{{ .Id }}{{.IDMappings}}{{.Id}}"),
-            ("{{.ImageID}}", "{{.Image}}"),
-            ("{{range .Mounts}}{{.Dst}}{{end}}", "{{range .Mounts}}{{.Destination}}{{end}}"),
-            ("{{.State.Status}}", "{{.State.Status}}"),
-        ] {
-            assert_eq!(normalized(format), expect);
-        }
-    }
-}
-
 /// A container or an image.
 enum FoundObject {
     Container(Box<KnownContainer>),
@@ -183,5 +165,23 @@ fn find(
         Ok(found) => Ok(Some(FoundObject::Image(Box::new((store, found))))),
         Err(error) if error.is_absent() => Ok(None),
         Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_have_podmans_other_names() {
+        for (format, expect) in [
+            ("{{.ID}} {{.Name}}", "{{.Id}} {{.Name}}"),
+            ("{{ .ID }}{{.IDMappings}}{{.ID}}", "{{ .Id }}{{.IDMappings}}{{.Id}}"),
+            ("{{.ImageID}}", "{{.Image}}"),
+            ("{{range .Mounts}}{{.Dst}}{{end}}", "{{range .Mounts}}{{.Destination}}{{end}}"),
+            ("{{.State.Status}}", "{{.State.Status}}"),
+        ] {
+            assert_eq!(normalized(format), expect);
+        }
     }
 }

@@ -74,6 +74,7 @@ pub(crate) struct InspectedContainerReport {
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "PascalCase")]
+#[expect(clippy::struct_excessive_bools, reason = "podman's fields")]
 pub(crate) struct InspectedStateReport {
     /// `created`, `running`, `restarting`, `exited`, or `unknown` (it ended in an unknown way, or is damaged).
     status: &'static str,
