@@ -327,10 +327,8 @@ fn processes() -> BTreeSet<String> {
         let name = name.trim();
         let pid = it.file_name()?.to_str()?.to_owned();
         // Other programs may also call `sleep`.
-        let is_ours = || {
-            fs::read(it.join("cmdline"))
-                .is_ok_and(|it| it == [&SLEEP.join("\0"), "\0"].concat().as_bytes())
-        };
+        let words = format!("{}\0", SLEEP.join("\0"));
+        let is_ours = || fs::read(it.join("cmdline")).is_ok_and(|it| it == words.as_bytes());
         let is_one = PROCESSES.contains(&name) || (name == SLEEP[0] && is_ours());
         is_one.then(|| format!("{pid} {name}"))
     });
