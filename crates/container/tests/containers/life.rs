@@ -4,7 +4,6 @@
 use std::io::Read as _;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -48,6 +47,7 @@ fn ready(fixture: &Fixture, runtime: &Runtime, wish: ContainerRequest) -> Ready 
         unique: &format!("test{}", std::process::id()),
         terminal: null.as_fd(),
         notes: None,
+        networks: None,
         via: Via::Tree,
         remark: &|_| {},
         is_asked_to_end: &|| false,

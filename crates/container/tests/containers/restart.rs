@@ -55,6 +55,7 @@ fn around<T>(work: impl FnOnce(&CallerEnvironment<'_>, Arc<Signals>) -> T) -> T 
         unique: &format!("again{}", std::process::id()),
         terminal: null.as_fd(),
         notes: None,
+        networks: None,
         via: Via::Tree,
         remark: &|_| {},
         is_asked_to_end: &|| false,

@@ -81,6 +81,7 @@ impl Fixture {
             restart: RestartPolicy::No,
             timeout: None,
             pasta: None,
+            networks: None,
             notes: None,
         };
         let result = quire_container::life::monitor::run(&start, &|_| {});

@@ -445,7 +445,7 @@ mod tests {
         for sync in [None, Some("/"), Some("/a"), Some("/b")] {
             let is_kept = sync == Some("/");
             let changes = match sync {
-                None => then(&[exchange.clone()]),
+                None => then(std::slice::from_ref(&exchange)),
                 Some(at) => then(&[exchange.clone(), Change::SyncDirectory(path(at))]),
             };
             let mut disk = Disk::default();

@@ -1,6 +1,5 @@
 //! A container's directory is replaced, as by a rollback, and the machine stops or the disk is full at any moment.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use super::crash::{Recorded, record};
@@ -74,11 +73,16 @@ fn a_crash_leaves_a_container_its_old_or_its_new_directory() {
     assert!(judge(&recorded).unwrap() > 1);
 }
 
+/// Whether a change is left out.
+type IsLeftOut = dyn Fn(&Change) -> bool;
+
 #[test]
 fn a_replacement_that_is_not_synced_is_found_out() {
-    let is_record = |path: &Path| path.ends_with("container.json");
-    let wrong: [(&str, &dyn Fn(&Change) -> bool); 3] = [
-        ("the record", &|it| matches!(it, Change::SyncFile(path) if is_record(path))),
+    let wrong: [(&str, &IsLeftOut); 3] = [
+        (
+            "the record",
+            &|it| matches!(it, Change::SyncFile(path) if path.ends_with("container.json")),
+        ),
         (
             "the new directory",
             &|it| matches!(it, Change::SyncDirectory(path) if path.parent().is_some_and(|it| it.ends_with("tmp"))),
