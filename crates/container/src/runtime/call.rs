@@ -304,7 +304,6 @@ mod tests {
 
     #[test]
     fn a_runtime_that_does_not_answer_is_killed() {
-        use std::os::unix::fs::PermissionsExt as _;
 
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("hanging");

@@ -135,7 +135,6 @@ fn missing(output: &str) -> Option<(String, Vec<(String, String)>)> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
 
