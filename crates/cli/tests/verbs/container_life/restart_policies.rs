@@ -156,9 +156,16 @@ fn a_restart_leaks_nothing_and_keeps_the_mounts() {
     for runtime in runtimes() {
         let name = format!("leaks-{runtime}");
         let _guard = Rm(&place, &name);
+        let volume = format!("data-{runtime}:/data");
         let options = ["--name", name.as_str(), "--runtime", runtime, "--restart", "always"];
-        let more =
-            ["--writable", "memory", "-v", "data:/data", "--mount", "type=self,dst=/own,size=16m"];
+        let more = [
+            "--writable",
+            "memory",
+            "-v",
+            volume.as_str(),
+            "--mount",
+            "type=self,dst=/own,size=16m",
+        ];
         let script = "for f in /data/x /own/x /x; do echo run >> $f; done; exec sleep 1000";
         start(&place, &[&options[..], &more].concat(), script);
         let is_written = |count: usize, path: &str| {

@@ -47,6 +47,7 @@ impl RequestedLife {
         if args.new.restart != RestartPolicy::No && !keep {
             return Err(PlanError::Restart(args.new.restart).into());
         }
+        let _valid = args.new.log.limit()?;
         Ok(Self {
             terminal: terminal_of_run(args)?,
             keep,
