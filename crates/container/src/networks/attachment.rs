@@ -207,6 +207,9 @@ pub fn noted_endpoints(folder: &Path) -> Vec<Endpoint> {
     serde_json::from_slice(&text).unwrap_or_default()
 }
 
+/// File of a record that is being written.
+const NEW: &str = "new";
+
 /// Domain in which the names of containers are searched, for a container with these names.
 pub(crate) fn search_domain(names: &NetworkNames) -> Option<&'static str> {
     (!names.servers.is_empty()).then_some(DOMAIN)
@@ -291,13 +294,15 @@ impl NetworkPlace {
 
     /// Writes the record of a connection, and locks it.
     fn record(&self, attachment: &Attachment) -> Result<File, NetworksError> {
-        let path = self.path(ATTACHED).join(&attachment.id);
+        // Commands that look for dead monitors without the lock of the place find only a locked file.
+        let (path, new) = (self.path(ATTACHED).join(&attachment.id), self.path(NEW));
         let failed = OperationError::at("write", &path);
-        let mut file = File::create_new(&path).map_err(failed)?;
+        let mut file = File::create(&new).map_err(failed)?;
         let locked = flock(&file, FlockOperation::NonBlockingLockExclusive);
         locked.map_err(io::Error::from).map_err(failed)?;
         let bytes = serde_json::to_vec(attachment).map_err(io::Error::from).map_err(failed)?;
         file.write_all(&bytes).map_err(failed)?;
+        std::fs::rename(&new, &path).map_err(failed)?;
         Ok(file)
     }
 

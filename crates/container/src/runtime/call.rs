@@ -304,7 +304,6 @@ mod tests {
 
     #[test]
     fn a_runtime_that_does_not_answer_is_killed() {
-
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("hanging");
         testing::script(&program, "#!/bin/sh\necho $$ >\"$2\"/../pid\nexec sleep 1000\n");
