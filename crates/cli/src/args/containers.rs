@@ -149,13 +149,13 @@ const MOUNT: &str = "Add a mount. Docker's keywords work as well: tmpfs, bind, s
 pub(crate) struct ContainerOptions {
     #[command(flatten)]
     pub(crate) program: Program,
-    /// Replace the image's entrypoint by this program, or by a JSON array of a program and its arguments; an empty value
+    /// Replace the image's entrypoint by this program, or a JSON array with its arguments; an empty value
     /// removes it
     #[arg(long, value_name = "PROGRAM")]
     pub(crate) entrypoint: Option<String>,
     #[command(flatten)]
     pub(crate) names: super::names::Names,
-    #[arg(long, alias = "net", value_name = "none|pasta|host|NAME|container:NAME|ns:PATH", help = NETWORK)]
+    #[arg(long, alias = "net", value_name = "none|pasta|host|NAME|…", help = NETWORK)]
     pub(crate) network: Option<NetworkKind>,
     #[command(flatten)]
     pub(crate) join: super::names::JoinOptions,

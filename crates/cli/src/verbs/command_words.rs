@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 
-use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Command};
 
 /// The words of a command line, as far as they belong to Quire. The rest is the command line of a program in a
@@ -114,24 +113,6 @@ impl<'a> CommandWords<'a> {
         let given = self.options.iter().rfind(|(option, _)| option.get_long() == Some(long));
         given.and_then(|(_, value)| value.as_deref())
     }
-}
-
-/// Verbs of which podman has the option `-q` for `--quiet`. It is no option of clap, because lists have another one.
-const QUIET: [&str; 7] = ["build", "commit", "create", "import", "pull", "push", "run"];
-
-/// Returns the words of a command line with `--quiet` in place of the `-q` that clap rejected.
-pub(crate) fn with_quiet(words: &[OsString], error: &clap::Error) -> Option<Vec<OsString>> {
-    let is_short = |it: &ContextValue| matches!(it, ContextValue::String(option) if option == "-q");
-    if error.kind() != ErrorKind::UnknownArgument
-        || !error.get(ContextKind::InvalidArg).is_some_and(is_short)
-    {
-        return None;
-    }
-    let verb = words.iter().position(|it| QUIET.iter().any(|verb| it == verb))?;
-    let at = verb + words.get(verb..)?.iter().position(|it| it == "-q")?;
-    let mut words = words.to_vec();
-    *words.get_mut(at)? = "--quiet".into();
-    Some(words)
 }
 
 /// A command line that clap rejected, or that asks for help.
@@ -282,26 +263,6 @@ mod tests {
             ("exec a --json prog", false),
         ] {
             check(line, &is_ours, |it| it.has("json"));
-        }
-    }
-
-    #[test]
-    fn a_rejected_q_is_quiet_where_podman_has_it() {
-        for (line, expect) in [
-            ("quire import -q dir:x", Some("quire import --quiet dir:x")),
-            ("quire --store /s run -q a -q", Some("quire --store /s run --quiet a -q")),
-            ("quire run a -q", None),
-            ("quire ps -q", None),
-            ("quire rm -q a", None),
-            ("quire import --bogus -q", None),
-        ] {
-            let words: Vec<OsString> = line.split(' ').map(Into::into).collect();
-            let found = match crate::verbs::command().try_get_matches_from(&words) {
-                Ok(_) => None,
-                Err(error) => with_quiet(&words, &error),
-            };
-            let expect = expect.map(|it| it.split(' ').map(OsString::from).collect::<Vec<_>>());
-            assert_eq!(found, expect, "{line}");
         }
     }
 

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `lock` | locked by each command that reads or changes the other files |
 //! | `attached/ID` | [`Attachment`](super::attachment::Attachment), locked by the container's monitor |
+//! | `new` | a record of `attached/` that is being written |
 //! | `last/BRIDGE` | the address that a container of the network got last |
 //! | `ns/ID` | mount of a container's network namespace, so that netavark finds it |
 //! | `netavark/` | files of netavark and aardvark-dns |

@@ -47,6 +47,8 @@ pub(crate) const REFUSED: &[&str] = &[
     "user",
     "workdir",
     "entrypoint",
+    "network_alias",
+    "ip",
     "hostname",
     "add_host",
     "no_hosts",
