@@ -207,6 +207,10 @@ const INCOMPLETE: &[(&str, &str)] = &[
     ("logout", "name the registry: `quire logout docker.io`"),
 ];
 
+/// What to do instead of changing a running container's networks.
+const NETWORK_ACTION: &str = "a running container keeps its networks: join all of them at the \
+    start by `quire run --network NAME,NAME`";
+
 /// How containers share a network.
 const SHARED_NETWORK: &str = "use `--network container:NAME` to share the network of a running container, which then \
     has the address 127.0.0.1";
@@ -267,6 +271,11 @@ pub(crate) fn advice(error: &clap::Error, line: &UnusedLine) -> Option<String> {
             let verb = line.verb();
             let advice = of_option(verb, option)?;
             Some(format!("unknown option {option}: {advice}"))
+        }
+        ErrorKind::InvalidValue if line.verb() == Some("network") => {
+            let action = said(ContextKind::InvalidValue)?;
+            let is_known = ["connect", "disconnect", "reload", "update"].contains(&action);
+            is_known.then(|| format!("unknown action \"{action}\" of network: {NETWORK_ACTION}"))
         }
         // Such as `--rm=true`.
         ErrorKind::TooManyValues => {

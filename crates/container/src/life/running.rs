@@ -281,9 +281,7 @@ impl Ready {
             .and_then(|config| std::fs::write(self.path.join(CONFIG), config))
             .and_then(|()| StateBefore::note_created(&self.path))
             .map_err(OperationError::at("write in", &self.path))?;
-        if let Some(networks) = self.networks.take() {
-            networks.release();
-        }
+        drop(self.networks.take());
         self.into_ended().rest(false, false);
         Ok(())
     }

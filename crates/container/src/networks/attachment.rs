@@ -65,7 +65,8 @@ pub(crate) struct Guest<'a> {
     pub(crate) servers: &'a [IpAddr],
 }
 
-/// The addresses of a container that is about to start. If it does not start, the next command releases them.
+/// The addresses of a container that is about to start. They are released on drop, or by the next command if this
+/// process is killed.
 #[derive(Debug)]
 pub struct Reservation {
     place: NetworkPlace,
@@ -156,9 +157,15 @@ impl Reservation {
         drop(lock);
         set_up.map(|()| connected)
     }
+}
 
-    /// Releases the addresses of a container that does not start now.
-    pub(crate) fn release(self) {
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let path = self.place.path(ATTACHED).join(&self.attachment.id);
+        // The container was connected, and is disconnected.
+        if !path.exists() {
+            return;
+        }
         if let Err(error) =
             self.place.lock().and_then(|_lock| self.place.forget(&self.attachment.id))
         {

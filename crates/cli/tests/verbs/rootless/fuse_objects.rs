@@ -99,7 +99,7 @@ fn this_way_is_preferred() {
              $Q exec c cat /proc/self/mountinfo | grep -c datadir+
              $Q rm --force c"
         ));
-        assert_eq!(ran.out, format!("c\n{holders}\n1\n"), "{options}: {}", ran.err);
+        assert_eq!(ran.out, format!("c\n{holders}\n1\nc\n"), "{options}: {}", ran.err);
     }
 }
 
@@ -120,7 +120,7 @@ fn a_server_rests_and_is_started_again() {
          for _ in $(seq 100); do [ -e /proc/$H/exe ] || break; sleep 0.1; done
          [ -e /proc/$H/exe ] && echo left || echo ended"
     ));
-    let expect = "c\nrests\ntheirs\nrests\n1\nrests\nended\n";
+    let expect = "c\nrests\ntheirs\nrests\n1\nrests\nc\nended\n";
     assert_eq!(ran.out, expect, "{}", ran.err);
 }
 
@@ -184,7 +184,7 @@ fn a_container_outlives_a_lack_of_processes() {
              for _ in $(seq 100); do [ -e /proc/$H/exe ] || break; sleep 0.1; done
              [ -e /proc/$H/exe ] && echo left || echo ended"
         ));
-        let expect = "c\nrests\ntheirs\nalone\ntheirs\nalone\nserves\nended\n";
+        let expect = "c\nrests\ntheirs\nalone\ntheirs\nalone\nserves\nc\nended\n";
         assert_eq!(ran.out, expect, "{limit}: {}", ran.err);
     }
 }
@@ -207,5 +207,5 @@ fn a_server_without_a_holder_continues() {
          for _ in $(seq 100); do [ -e /proc/$S/exe ] || break; sleep 0.1; done
          [ -e /proc/$S/exe ] && echo left || echo ended"
     ));
-    assert_eq!(ran.out, "c\ntheirs\nended\n", "{}", ran.err);
+    assert_eq!(ran.out, "c\ntheirs\nc\nended\n", "{}", ran.err);
 }

@@ -433,7 +433,8 @@ fn containers_run_by_the_service() {
                 let digest = sha2::Sha256::digest(all);
                 digest.iter().map(|it| format!("{it:02x}")).collect::<String>()
             };
-            let expect = format!("{digest}  -\nno device\nnew\ngone\nread-only\nc\ntheirs\nkept\n");
+            let expect =
+                format!("{digest}  -\nno device\nnew\ngone\nread-only\nc\ntheirs\nc\nkept\n");
             let out = ran.out.lines().filter(|it| it.len() != 64).map(|it| format!("{it}\n"));
             let log = fs::read_to_string(user.place.path("log")).unwrap();
             assert_eq!(out.collect::<String>(), expect, "{runtime} {has_ids}: {}{log}", ran.err);
