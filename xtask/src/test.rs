@@ -54,7 +54,7 @@ const TIERS: [&str; 15] = [
 const ENGINES: &str = "engines";
 
 /// Parts of the names of tests that need such inputs.
-const NEED_INPUTS: [&str; 21] = [
+const NEED_INPUTS: [&str; 22] = [
     "_by_c",
     "_crane",
     "a_mirror_spoils",
@@ -74,6 +74,7 @@ const NEED_INPUTS: [&str; 21] = [
     "share::",
     "standalone::",
     "suites::",
+    "verified_disk::",
     "versions::",
     "wide::",
 ];
@@ -83,7 +84,7 @@ const NEED_INPUTS: [&str; 21] = [
 struct Tally {
     passed: u64,
     failed: Vec<String>,
-    /// Tests that failed beside others, and passed alone.
+    /// Tests that failed beside others, and passed without them.
     unsteady: Vec<String>,
     /// Reasons of skips, each with the test that reported it.
     skipped: BTreeSet<(String, String)>,

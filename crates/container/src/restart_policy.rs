@@ -129,7 +129,7 @@ impl From<RestartPolicy> for String {
 const DELAY: Duration = Duration::from_millis(100);
 const DELAY_MAX: Duration = Duration::from_secs(60);
 
-/// After a run of this length, the delays begin anew.
+/// After a run of this length, the delays begin again.
 const STEADY: Duration = Duration::from_secs(10);
 
 /// The growing delays between the runs of a program, so that a program that always fails does not keep the host busy.

@@ -71,7 +71,7 @@ pub fn script(path: &Path, text: &str) {
     assert!(child.wait().is_ok_and(|it| it.success()), "{} is not written", path.display());
 }
 
-/// Copies a program, with its mode, by a process of its own, for the reason that [`script`] names.
+/// Copies a program, with its mode, by another process, for the reason that [`script`] names.
 ///
 /// # Panics
 /// If the program cannot be copied.

@@ -71,7 +71,8 @@ impl Causes {
 /// Returns the lines about the failure: the line of the test that failed, and the last command with its output. Commands
 /// before that may fail as the test expects, and those of the teardown are no cause.
 fn failure(output: &str) -> String {
-    let output = output.split("\n# [teardown]").next().unwrap_or_default();
+    let lines = output.lines().take_while(|it| !it.starts_with("# [teardown]"));
+    let output = &*lines.collect::<Vec<_>>().join("\n");
     // The tests frame what an assertion prints.
     let end = output.find("\n#\\^").unwrap_or(output.len());
     let output = output.get(..end).unwrap_or(output);

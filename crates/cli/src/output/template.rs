@@ -617,7 +617,7 @@ mod tests {
         check("{{range $k, $v := .Labels}}{{$k}}={{$v}}{{end}}", "x\\ny=\\u{1b}]0;z\\r\\u{9b}\n");
         check("{{join .N \"\\n\"}}", "\\n\n");
         check("{{upper .ID}}", "A\\nB\\tC\n");
-        // JSON stays valid, and tells the value.
+        // JSON stays valid, and has the value.
         check("{{json .ID}}", "\"a\\nb\\tc\"\n");
         check("table {{json .ID}}", "ID\n\"a\\nb\\tc\"\n");
         // One object is no list: programs get its values as they are.

@@ -207,7 +207,7 @@ const INCOMPLETE: &[(&str, &str)] = &[
     ("logout", "name the registry: `quire logout docker.io`"),
 ];
 
-/// What to do instead of changing a running container's networks.
+/// The alternative to changing a running container's networks.
 const NETWORK_ACTION: &str = "a running container keeps its networks: join all of them at the \
     start by `quire run --network NAME,NAME`";
 

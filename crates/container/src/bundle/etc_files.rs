@@ -8,8 +8,6 @@ use serde::{Deserialize, Serialize};
 use store::OperationError;
 
 use crate::bundle::choices::{Access, Network};
-use crate::networks::NetworkNames;
-use crate::networks::attachment::search_domain;
 
 /// Paths of these files. A container's root needs a file at each of them to be mounted on.
 pub const PLACES: [&str; 3] = [HOSTS, HOSTNAME, RESOLVER];
@@ -20,6 +18,23 @@ const RESOLVER: &str = "/etc/resolv.conf";
 /// File in which systemd-resolved lists the servers that it queries. Source: systemd-resolved.service(8),
 /// "/etc/resolv.conf".
 const UPSTREAM: &str = "/run/systemd/resolve/resolv.conf";
+
+/// Domain in which aardvark-dns resolves the names of containers. Source: netavark `src/network/constants.rs`.
+pub const DOMAIN: &str = "dns.podman";
+
+/// Name servers and addresses of a container in its networks.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NetworkNames {
+    /// Name servers that resolve the names of other containers.
+    pub servers: Vec<IpAddr>,
+    /// Addresses of the container.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// Domain in which the names of containers are searched, for a container with these names.
+fn search_domain(names: &NetworkNames) -> Option<&'static str> {
+    (!names.servers.is_empty()).then_some(DOMAIN)
+}
 
 /// Address at which pasta forwards requests to the host's name server. podman uses the same address. It is link-local,
 /// so routers do not forward it.

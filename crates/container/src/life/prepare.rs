@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kernel::process::{Signals, UserNamespace, Who};
-use rustix::rand::{GetRandomFlags, getrandom};
 use store::{
     ContainerDir, ContainerError, ContainerRecord, ContainerSnapshot, ContainerSnapshotError,
     OperationError, PermittedImage, Seconds, Store, VolumeLock,
@@ -42,6 +41,7 @@ use crate::network::{Pasta, Ports};
 use crate::networks::attachment::{Guest, Reservation};
 use crate::networks::{NetworkPlace, NetworksError};
 use crate::plan::{ContainerPlan, ContainerRequest, InitChoice, PlanError, Stop};
+pub use crate::random::{random_id, random_volume_name};
 use crate::request::StoredRequest;
 use crate::restart_policy::RestartPolicy;
 use crate::root::filestore::{self, Backing};
@@ -199,7 +199,7 @@ pub struct AdmittedImage<'s> {
     pub image: PermittedImage,
 }
 
-/// What happens to an existing container that has the name of a new one.
+/// Fate of an existing container that has the name of a new one.
 #[expect(missing_debug_implementations, reason = "functions have no debug output")]
 pub enum TakenName<'a> {
     /// The new container is refused.
@@ -562,26 +562,6 @@ fn name_volumes(volumes: &mut [Volume]) -> Result<(), OperationError> {
         }
     }
     Ok(())
-}
-
-/// Returns a random name for a volume, in the form of podman's names.
-pub fn random_volume_name() -> Result<String, OperationError> {
-    random_digits::<32>()
-}
-
-/// Returns a random id of twelve hexadecimal digits, which is unique with very high probability.
-pub fn random_id() -> Result<String, OperationError> {
-    random_digits::<6>()
-}
-
-/// Returns random hexadecimal digits, two for each byte.
-fn random_digits<const N: usize>() -> Result<String, OperationError> {
-    let mut bytes = [0_u8; N];
-    let taken = getrandom(&mut bytes, GetRandomFlags::empty());
-    let taken = taken.map_err(OperationError::of("get", "random numbers"))?;
-    // getrandom(2) never returns fewer bytes than requested for up to 256 bytes.
-    debug_assert_eq!(taken, bytes.len());
-    Ok(bytes.iter().fold(String::new(), |id, byte| format!("{id}{byte:02x}")))
 }
 
 /// Puts the requested init program before the container's command.

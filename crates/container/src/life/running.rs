@@ -150,7 +150,12 @@ impl Ready {
     }
 
     fn into_ended(self) -> Ended {
-        let Self { id, folder, path, root, stage, headrooms, image, directory, lock, .. } = self;
+        let Self {
+            id, folder, path, root, stage, headrooms, image, directory, lock, networks, ..
+        } = self;
+        if let Some(networks) = networks {
+            networks.release();
+        }
         let (_image, _directory, _lock) = (image, directory, lock);
         Ended { id, folder, path, root, stage, headrooms, _image, _directory, _lock }
     }
@@ -281,7 +286,6 @@ impl Ready {
             .and_then(|config| std::fs::write(self.path.join(CONFIG), config))
             .and_then(|()| StateBefore::note_created(&self.path))
             .map_err(OperationError::at("write in", &self.path))?;
-        drop(self.networks.take());
         self.into_ended().rest(false, false);
         Ok(())
     }

@@ -15,10 +15,11 @@ use super::definition::Definition;
 use super::netavark::NetavarkPrograms;
 use super::place::{ATTACHED, LAST, NetworkPlace, Side, read, remove_file};
 use super::subnet::routes;
-use super::{DOMAIN, JoinedNetworks, NetworkNames, NetworksError, find_programs};
+use super::{JoinedNetworks, NetworksError, find_programs};
+use crate::bundle::etc_files::NetworkNames;
 use crate::folder::NETWORKS;
-use crate::life::prepare::random_volume_name;
 use crate::network::Ports;
+use crate::random::random_volume_name;
 
 /// A container's interface in a network.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,8 +66,8 @@ pub(crate) struct Guest<'a> {
     pub(crate) servers: &'a [IpAddr],
 }
 
-/// The addresses of a container that is about to start. They are released on drop, or by the next command if this
-/// process is killed.
+/// The addresses of a container that is about to start. If the process that starts it is killed, the next command
+/// releases them. A drop does not: the command that waits for a monitor has a copy.
 #[derive(Debug)]
 pub struct Reservation {
     place: NetworkPlace,
@@ -157,10 +158,9 @@ impl Reservation {
         drop(lock);
         set_up.map(|()| connected)
     }
-}
 
-impl Drop for Reservation {
-    fn drop(&mut self) {
+    /// Releases the addresses at the end of the container, or if it does not start.
+    pub(crate) fn release(self) {
         let path = self.place.path(ATTACHED).join(&self.attachment.id);
         // The container was connected, and is disconnected.
         if !path.exists() {
@@ -182,7 +182,7 @@ impl Drop for Connected<'_> {
             place.forget(&attachment.id).and(torn)
         });
         if let Err(error) = disconnected {
-            let error = crate::runtime::call::chain(&error);
+            let error = crate::error_chain::chain(&error);
             tracing::warn!(
                 container = attachment.container,
                 error,
@@ -216,11 +216,6 @@ pub fn noted_endpoints(folder: &Path) -> Vec<Endpoint> {
 
 /// File of a record that is being written.
 const NEW: &str = "new";
-
-/// Domain in which the names of containers are searched, for a container with these names.
-pub(crate) fn search_domain(names: &NetworkNames) -> Option<&'static str> {
-    (!names.servers.is_empty()).then_some(DOMAIN)
-}
 
 fn check_ports(ports: &[Ports], others: &[Attachment]) -> Result<(), NetworksError> {
     for other in others {
@@ -349,7 +344,7 @@ impl NetworkPlace {
             if let Some(attachment) = attachment
                 && let Err(error) = self.tear_down(&attachment)
             {
-                let error = crate::runtime::call::chain(&error);
+                let error = crate::error_chain::chain(&error);
                 tracing::debug!(
                     container = attachment.container,
                     error,
@@ -472,7 +467,7 @@ mod tests {
         std::fs::set_permissions(&parent, std::fs::Permissions::from_mode(0o777)).unwrap();
         let place = NetworkPlace::new(parent.join("networks"), ROOT);
         let error = place.lock().unwrap_err();
-        assert!(crate::runtime::call::chain(&error).contains("only this user"), "{error}");
+        assert!(crate::error_chain::chain(&error).contains("only this user"), "{error}");
         std::fs::remove_dir(&parent).unwrap();
         std::os::unix::fs::symlink("/tmp", &parent).unwrap();
         assert!(place.lock().is_err());

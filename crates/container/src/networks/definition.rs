@@ -7,7 +7,7 @@ use store::{NetworkRecord, NetworkRecordError, Seconds, Store};
 
 use super::NetworksError;
 use super::subnet::{Route, Subnet, free_subnet, routes};
-use crate::life::prepare::{random_id, random_volume_name};
+use crate::random::{random_id, random_volume_name};
 
 /// A request for a new network.
 #[derive(Debug, Clone, Default)]

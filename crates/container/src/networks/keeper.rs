@@ -1,7 +1,7 @@
 //! The network namespace in which a user without root has bridges, and the process that keeps it.
 //!
 //! All containers of a user that join networks are in one user namespace, because only its root has rights over the
-//! network namespace of the bridges. The keeper is the first process of its own pid namespace: when it ends, even by
+//! network namespace of the bridges. The keeper is the first process of a pid namespace: when it ends, even by
 //! `kill -9`, the kernel ends pasta and aardvark-dns, and the bridges and rules of the firewall disappear with the
 //! network namespace. Each process of a container holds a shared lock on the file `users`; the keeper waits for an
 //! exclusive lock on that file, and then ends.
@@ -87,7 +87,7 @@ impl NetworkPlace {
             let started = self.start_in_namespaces(pasta, &writer);
             if let Err(error) = started {
                 // The reader may be gone.
-                let _told = (&writer).write_all(crate::runtime::call::chain(&error).as_bytes());
+                let _told = (&writer).write_all(crate::error_chain::chain(&error).as_bytes());
             }
             drop(report);
         })
@@ -119,7 +119,7 @@ impl NetworkPlace {
         let prepare = || {
             let prepared = self.prepare_keeper(pasta, network.as_fd());
             prepared.map(|it| *kept.borrow_mut() = Some(it)).map_err(|error| {
-                let text = crate::runtime::call::chain(&error);
+                let text = crate::error_chain::chain(&error);
                 let mut said = said;
                 // The reader may be gone.
                 let _told = said.write_all(text.as_bytes());
@@ -241,7 +241,7 @@ impl NetworkPlace {
     }
 }
 
-/// What the keeper keeps.
+/// Descriptors that the keeper keeps open.
 struct Kept {
     users: OwnedFd,
     _connection: Connection,

@@ -18,7 +18,7 @@ pub mod subnet;
 pub use netavark::{NetavarkPrograms, find_programs};
 pub use place::NetworkPlace;
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 
 use serde::{Deserialize, Serialize};
 use store::{NetworkRecordError, OperationError};
@@ -97,16 +97,4 @@ pub enum NetworksError {
     Pasta(#[from] NetworkError),
     #[error(transparent)]
     Failed(#[from] OperationError),
-}
-
-/// Domain in which aardvark-dns resolves the names of containers. Source: netavark `src/network/constants.rs`.
-pub const DOMAIN: &str = "dns.podman";
-
-/// Name servers and addresses of a container in its networks.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct NetworkNames {
-    /// Name servers that resolve the names of other containers.
-    pub servers: Vec<IpAddr>,
-    /// Addresses of the container.
-    pub addresses: Vec<IpAddr>,
 }

@@ -41,6 +41,8 @@ pub(crate) enum Side {
 pub struct NetworkPlace {
     pub(super) folder: PathBuf,
     pub(super) side: Side,
+    /// Number of the user who owns the directory.
+    user: u32,
 }
 
 impl NetworkPlace {
@@ -48,7 +50,7 @@ impl NetworkPlace {
     #[must_use]
     pub fn new(folder: PathBuf, who: Who) -> Self {
         let side = if who.is_host_root() { Side::Host } else { Side::Keeper };
-        Self { folder, side }
+        Self { folder, side, user: who.user }
     }
 
     /// Whether published ports can be forwarded.
@@ -71,11 +73,11 @@ impl NetworkPlace {
     pub(super) fn make(&self) -> Result<(), NetworksError> {
         let parent = self.folder.parent();
         for folder in parent.into_iter().chain([self.folder.as_path()]) {
-            make_directory(folder, 0o755).map_err(OperationError::at("make", folder))?;
+            make_directory(folder, 0o755, self.user).map_err(OperationError::at("make", folder))?;
         }
         for name in [ATTACHED, LAST, NAMESPACES, NETAVARK] {
             let path = self.path(name);
-            make_directory(&path, 0o700).map_err(OperationError::at("make", &path))?;
+            make_directory(&path, 0o700, self.user).map_err(OperationError::at("make", &path))?;
         }
         Ok(())
     }
@@ -115,13 +117,13 @@ pub(super) const LAST: &str = "last";
 pub(super) const NAMESPACES: &str = "ns";
 pub(super) const NETAVARK: &str = "netavark";
 
-fn make_directory(path: &Path, mode: u32) -> io::Result<()> {
+fn make_directory(path: &Path, mode: u32, user: u32) -> io::Result<()> {
     match DirBuilder::new().mode(mode).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
     let found = std::fs::symlink_metadata(path)?;
-    let is_ours = found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o22 == 0;
+    let is_ours = found.uid() == user && found.mode() & 0o22 == 0;
     if !found.is_dir() || !is_ours {
         let why = "it is not a directory that only this user can write";
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));

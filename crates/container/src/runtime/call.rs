@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use serde::Deserialize;
 use store::OperationError;
 
+pub(crate) use crate::error_chain::chain;
 use crate::folder::{RUNTIME_PATH, RUNTIME_STATE};
 use crate::runtime::{Kind, Runtime};
 
@@ -200,17 +201,6 @@ pub(crate) fn ask(folder: &Path, arguments: &[&str], most: Duration) -> Asked {
         Ok(exit) => Asked::Answer(exit),
         Err(panic) => std::panic::resume_unwind(panic),
     }
-}
-
-/// Formats an error and its causes on one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 /// Moves this thread into a new mount namespace, in which the runtime works as it did when it started the container.

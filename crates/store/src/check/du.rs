@@ -10,8 +10,8 @@ use crate::inventory::Inventory;
 use crate::shelf::images::{self, DevicePart, Use};
 use crate::shelf::objects::split;
 use crate::shelf::refs::RefName;
-use crate::shelf::volume_error::VolumeError;
 use crate::shelf::volumes::VolumeShelf;
+use crate::shelf::volumes::error::VolumeError;
 use crate::store::Store;
 
 /// Allocation unit of file systems, in bytes.

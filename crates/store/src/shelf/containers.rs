@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::container_snapshot_error::ContainerSnapshotError;
 use super::refs::Seconds;
-use super::volume_error::VolumeError;
+use super::volumes::error::VolumeError;
 use crate::disk::{Directory, DiskError};
 use crate::record::{self, RECORD_MAX, RecordError};
 use crate::staging::{

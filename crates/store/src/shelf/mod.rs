@@ -22,7 +22,6 @@ pub(crate) mod networks;
 pub(crate) mod objects;
 pub(crate) mod refs;
 pub(crate) mod snapshots;
-pub(crate) mod volume_error;
 pub(crate) mod volumes;
 
 use std::os::fd::AsFd as _;

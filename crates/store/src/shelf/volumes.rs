@@ -2,6 +2,8 @@
 //!
 //! `docs/format/object-store.md`, "Volumes", describes the layout and the locks.
 
+pub(crate) mod error;
+
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -10,11 +12,11 @@ use std::sync::Arc;
 use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
 
+use self::error::VolumeError;
 use super::LateDirectory;
 use super::containers::check_id;
 use super::refs::Seconds;
 use super::snapshots::HiddenSnapshot;
-use super::volume_error::VolumeError;
 use crate::disk::{Directory, DiskError};
 use crate::record::{self, RECORD_MAX, RecordError};
 use crate::staging::{Tmp, Workspace, hide};

@@ -11,7 +11,7 @@ use crate::record::RecordError;
 use crate::shelf::containers::Liveness;
 use crate::shelf::refs::Seconds;
 use crate::shelf::snapshots::HiddenSnapshot;
-use crate::shelf::volume_error::{VOLUME_LABELS_MAX, VolumeError};
+use crate::shelf::volumes::error::{VOLUME_LABELS_MAX, VolumeError};
 use crate::shelf::volumes::{
     DATA, RECORD, VOLUMES, VolumeDraft, VolumeLock, VolumeRecord, check_name,
 };

@@ -3,7 +3,7 @@
 //! Its steps: enter a user namespace ([`crate::verbs::enter_namespace`]), find the runtime and the image ([`find`]),
 //! plan the container ([`request`]), and let [`container::life`] prepare and run it.
 
-mod args;
+pub(crate) mod args;
 mod attached;
 mod cid_file;
 mod find;

@@ -50,7 +50,7 @@ fn is_short_for(text: &str, whole: &RefName) -> bool {
 /// A name to remove.
 struct DoomedName {
     name: RefName,
-    /// What the name stands for, if it was found by the id of its image. Otherwise the name is removed in any case.
+    /// The image of the name, if it was found by the id of its image. Otherwise the name is removed in any case.
     reference: Option<store::Reference>,
 }
 

@@ -341,7 +341,7 @@ fn volumes_of_pruned_containers_stay() {
     assert_eq!(files(), 4);
 }
 
-/// A container that is not made, or does not start, leaves no volumes of its own.
+/// A container that is not made, or does not start, leaves no volumes behind.
 #[test]
 fn failed_starts_leave_no_volumes() {
     let Some(place) = with_volume() else { return };

@@ -108,7 +108,7 @@ fn a_container_replaces_another_of_its_name() {
     assert!(ran.code == Some(125) && ran.err.contains("already exists"), "{}", ran.err);
 }
 
-/// The old container runs until everything else of the new one is there.
+/// The old container runs until everything else of the new one is prepared.
 #[test]
 fn a_container_that_cannot_be_made_replaces_none() {
     let Some(place) = place() else { return };

@@ -83,6 +83,13 @@ pub(crate) fn runs(process: &Path) -> bool {
     fs::read(process.join("cmdline")).is_ok_and(|it| !it.is_empty())
 }
 
+/// Kills the process with this number.
+pub(crate) fn kill(pid: &Value) {
+    let pid = i32::try_from(pid.as_i64().unwrap()).unwrap();
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+}
+
 /// Names of the bridges in this thread's network.
 fn bridges() -> Vec<String> {
     let mut ip = Command::new(program("ip").unwrap());
@@ -232,7 +239,7 @@ fn networks_end_with_their_containers() {
     let state = fs::read_to_string(place.path("store/containers/kept/state.json")).unwrap();
     let state: Value = serde_json::from_str(&state).unwrap();
     let monitor = state["monitor"].to_string();
-    assert!(Command::new("kill").args(["-9", &monitor]).status().unwrap().success());
+    kill(&state["monitor"]);
     wait_for("the death of a monitor", || !runs(&Path::new("/proc").join(&monitor)));
     assert!(!left_of_networks().is_empty());
     place.out("rm --force kept");

@@ -81,8 +81,7 @@ fn networks_of_a_user_end_with_killed_monitors() {
     let keeper = PathBuf::from("/proc").join(keeper.split(' ').next().unwrap());
     let state = user.home().join(".local/share/quire/containers/db/state.json");
     let state: serde_json::Value = serde_json::from_slice(&fs::read(state).unwrap()).unwrap();
-    let kill = Command::new("kill").args(["-9", &state["monitor"].to_string()]).status();
-    assert!(kill.unwrap().success());
+    kill(&state["monitor"]);
     wait_for("the end of the networks", || !runs(&keeper));
     user.out(&["rm", "--force", "db"]);
     // The networks can be used again.

@@ -102,7 +102,7 @@ fn ask(
             terms.note(Signal::TERM);
         }
         if known.is_restarting()? {
-            // The monitor sees that the container is to be stopped.
+            // The monitor sees that a user stops the container.
             return Ok(());
         }
         let Err(message) = background::signal(&known.folder, &known.id, &name) else {

@@ -439,7 +439,7 @@ mod tests {
         assert_eq!(fs::read_to_string(data[0].join("file")).unwrap(), "a/file");
         assert_eq!(fs::read_to_string(data[1].join("file")).unwrap(), "a/b/file");
         assert_eq!(fs::read_to_string(data[2].join("file")).unwrap(), "a/b/c/file");
-        // The mount points are there, and empty.
+        // The mount points exist, and are empty.
         let mount_point = fs::metadata(data[0].join("b")).unwrap();
         assert_eq!(mount_point.mode() & 0o7777, 0o2751);
         for empty in [data[0].join("b"), data[1].join("c"), data[3].clone()] {

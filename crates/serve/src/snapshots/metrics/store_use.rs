@@ -204,7 +204,7 @@ mod tests {
         let mut before = lock(&state);
         measured.start(&mut before, 7, |_work| Err(io::ErrorKind::WouldBlock.into()));
         assert!(!before.is_running);
-        // Not at once, because each request would try it.
+        // The next try waits, because each request would try it.
         assert!(before.next.take().is_some_and(|it| it > Instant::now()));
         measured.start(&mut before, 7, |_work| Ok(()));
         assert!(before.is_running);

@@ -4,7 +4,7 @@ use crate::check::check_error::{FsckError, chain};
 use crate::check::fsck::{Damage, FsckReport};
 use crate::disk::DiskError;
 use crate::shelf::item::StoreItem;
-use crate::shelf::volume_error::VolumeError;
+use crate::shelf::volumes::error::VolumeError;
 use crate::store::Store;
 
 impl Store {

@@ -191,7 +191,7 @@ fn a_volume_with_a_damaged_record_can_be_removed() {
         fs::remove_file(&record).unwrap();
         fs::write(&record, damage).unwrap();
         assert!(matches!(store.volumes.get("one"), Err(VolumeError::Damaged { .. })), "{damage:?}");
-        // Nothing removes it by itself.
+        // It stays until a command removes it.
         assert_eq!(store.clear_volumes().unwrap(), 0);
         store.remove_volume("one").unwrap();
         assert!(names(&store).is_empty(), "{damage:?}");

@@ -13,7 +13,7 @@ use crate::args::ports::Published;
 use crate::session::context::Context;
 use crate::session::own_namespace::{Written, enter_own_namespace, has_rights};
 use crate::verbs::containers::networks::connect;
-use crate::verbs::containers::run::NewContainer;
+use crate::verbs::containers::run::args::NewContainer;
 
 /// Folder of the place below the user's directory for the time of a session.
 const PLACE: &str = "quire/networks";
