@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use store::{OperationError, Store};
 
 use super::definition::Definition;
-use super::netavark::NetavarkPrograms;
 use super::place::{ATTACHED, LAST, NetworkPlace, Side, read, remove_file};
+use super::programs::NetavarkPrograms;
 use super::subnet::routes;
 use super::{JoinedNetworks, NetworksError, find_programs};
 use crate::bundle::etc_files::NetworkNames;

@@ -20,8 +20,8 @@ use rustix::io::Errno;
 use store::OperationError;
 
 use super::NetworksError;
-use super::netavark::SYSTEM;
-use super::place::{ATTACHED, LAST, NAMESPACES, NETAVARK, NetworkPlace, read, remove_file};
+use super::place::{ATTACHED, LAST, NAMESPACES, NETAVARK, NetworkPlace, TOOLS, read, remove_file};
+use super::programs::SYSTEM;
 use crate::bundle::etc_files::FORWARDER;
 use crate::folder::NETWORK;
 use crate::network::{Connection, Pasta, PastaOptions};
@@ -30,9 +30,6 @@ use crate::network::{Connection, Pasta, PastaOptions};
 const USERS: &str = "users";
 /// File with the identity of the keeper.
 const KEEPER: &str = "keeper";
-/// Directory of the programs that netavark may call: without `systemd-run`, which would move aardvark-dns out of the
-/// keeper's reach.
-pub(super) const TOOLS: &str = "tools";
 const TOOL_NAMES: [&str; 6] =
     ["iptables", "ip6tables", "iptables-restore", "ip6tables-restore", "nft", "sysctl"];
 /// File that aardvark-dns reads instead of the host's.

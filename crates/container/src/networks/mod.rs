@@ -13,10 +13,11 @@ pub mod definition;
 mod keeper;
 mod netavark;
 mod place;
+mod programs;
 pub mod subnet;
 
-pub use netavark::{NetavarkPrograms, find_programs};
 pub use place::NetworkPlace;
+pub use programs::{NetavarkPrograms, find_programs};
 
 use std::net::Ipv4Addr;
 

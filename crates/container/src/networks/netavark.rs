@@ -13,50 +13,18 @@ use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use store::OperationError;
 
+use super::NetworksError;
 use super::attachment::Attachment;
+use super::place::TOOLS;
 use super::place::{NAMESPACES, NETAVARK, NetworkPlace, Side, remove_file};
-use super::{NetworksError, keeper};
+use super::programs::SYSTEM;
 use crate::network::Protocol;
-
-/// The programs that connect containers.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct NetavarkPrograms {
-    pub netavark: PathBuf,
-    /// `None` if it is not installed.
-    pub aardvark: Option<PathBuf>,
-}
-
-/// Directories of podman's helper programs. Source: containers.conf(5), `helper_binaries_dir`.
-const HELPERS: [&str; 7] = [
-    "/usr/local/libexec/podman",
-    "/usr/local/lib/podman",
-    "/usr/libexec/podman",
-    "/usr/lib/podman",
-    "/usr/bin",
-    "/usr/sbin",
-    "/usr/local/bin",
-];
-
-/// Directories of the programs that netavark calls.
-pub(super) const SYSTEM: [&str; 6] =
-    ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
 /// How long to wait for netavark, which asks only the kernel and aardvark-dns.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Maximum length of what netavark prints, in bytes.
 const PRINTED: u64 = 64 << 10;
-
-/// Finds the programs.
-///
-/// # Errors
-/// [`NetworksError::NoNetavark`].
-pub fn find_programs() -> Result<NetavarkPrograms, NetworksError> {
-    let find = |name| HELPERS.iter().map(|it| Path::new(it).join(name)).find(|it| it.is_file());
-    let netavark = find("netavark").ok_or(NetworksError::NoNetavark)?;
-    Ok(NetavarkPrograms { netavark, aardvark: find("aardvark-dns") })
-}
 
 /// A command of netavark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -248,7 +216,7 @@ impl NetworkPlace {
         command.env_clear();
         match self.side {
             Side::Host => command.env("PATH", SYSTEM.join(":")),
-            Side::Keeper => command.env("PATH", self.path(keeper::TOOLS)),
+            Side::Keeper => command.env("PATH", self.path(TOOLS)),
         };
         let (mut said, output) = io::pipe().map_err(failed)?;
         let (mut complained, errors) = io::pipe().map_err(failed)?;

@@ -116,6 +116,9 @@ pub(super) const ATTACHED: &str = "attached";
 pub(super) const LAST: &str = "last";
 pub(super) const NAMESPACES: &str = "ns";
 pub(super) const NETAVARK: &str = "netavark";
+/// Directory of the programs that netavark may call: without `systemd-run`, which would move aardvark-dns out of the
+/// keeper's reach.
+pub(super) const TOOLS: &str = "tools";
 
 fn make_directory(path: &Path, mode: u32, user: u32) -> io::Result<()> {
     match DirBuilder::new().mode(mode).create(path) {
