@@ -1,7 +1,7 @@
 //! Networks of several containers for a user who is not root.
 
 use super::*;
-use crate::container_network::named::{has_netavark, runs};
+use crate::container_network::named::{has_netavark, kill, runs};
 
 /// A job reaches its database, and nothing is left afterwards: neither the process that keeps the networks, nor its
 /// files.
