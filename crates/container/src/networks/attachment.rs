@@ -304,7 +304,7 @@ impl NetworkPlace {
         locked.map_err(io::Error::from).map_err(failed)?;
         let bytes = serde_json::to_vec(attachment).map_err(io::Error::from).map_err(failed)?;
         file.write_all(&bytes).map_err(failed)?;
-        std::fs::rename(&new, &path).map_err(failed)?;
+        rustix::fs::rename(&new, &path).map_err(io::Error::from).map_err(failed)?;
         Ok(file)
     }
 
