@@ -2,7 +2,7 @@
 //!
 //! A network is a bridge. netavark connects containers to it, and aardvark-dns resolves their names; both are podman's
 //! programs. For root, bridges are in the host's network. Users have one network namespace for all their bridges, which
-//! pasta connects to the host's network ([`keeper`]).
+//! pasta connects to the host's network (see `keeper`).
 //!
 //! Networks have records in the store ([`definition`]). The connections of running containers have records in a
 //! directory that is removed at the next boot ([`attachment`]). Their files are locked by the monitors, so that a
