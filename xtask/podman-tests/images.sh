@@ -63,37 +63,30 @@ printf 'http 80/tcp\n' > "$test/etc/services"
 printf '/bin/sh\n/bin/ash\n' > "$test/etc/shells"
 printf 'export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n' > "$test/etc/profile"
 
+# Tests start these programs by their paths, and compare the lines that they print.
 cat > "$test/home/podman/pause" <<'SCRIPT'
 #!/bin/sh
-trap 'exit 0' SIGTERM
-echo Confirmed: testimage pause invoked as $0
-while :; do
-    sleep 0.1
+trap 'exit 0' TERM
+echo "Confirmed: testimage pause invoked as $0"
+while true; do
+    sleep 1 &
+    wait $!
 done
-SCRIPT
-cat > "$test/home/podman/healthcheck" <<'SCRIPT'
-#!/bin/sh
-if test -e /uh-oh || test -e /uh-oh-only-once; then
-    echo "Uh-oh on stdout!"
-    echo "Uh-oh on stderr!" >&2
-    rm -f /uh-oh-only-once
-    exit 1
-fi
-echo "Life is Good on stdout"
-echo "Life is Good on stderr" >&2
 SCRIPT
 cat > "$test/home/podman/bytecheck" <<'SCRIPT'
 #!/bin/sh
-tmpfile=`mktemp bytecheck.XXXXXXX`
-cat >$tmpfile
-size=`stat -c %s $tmpfile`
-hash=`md5sum <$tmpfile`
-odl=`head -c8 $tmpfile | od -An -tx1`
-odr=`tail -c8 $tmpfile | od -An -tx1`
-rm -f $tmpfile
-echo size=$size hash=$hash head=$odl tail=$odr
+# Prints the length, the digest, and the first and last eight bytes of standard input.
+all=/tmp/bytecheck.$$
+cat > "$all"
+in_hex() {
+    od -A n -t x1 | sed 's/^ *//'
+}
+set -- "$(wc -c < "$all")" "$(md5sum < "$all" | cut -d ' ' -f 1)" \
+    "$(head -c 8 "$all" | in_hex)" "$(tail -c 8 "$all" | in_hex)"
+rm "$all"
+printf 'size=%s hash=%s - head=%s tail=%s\n' "$@"
 SCRIPT
-chmod 755 "$test/home/podman/pause" "$test/home/podman/healthcheck" "$test/home/podman/bytecheck"
+chmod 755 "$test/home/podman/pause" "$test/home/podman/bytecheck"
 # The tag of the image and this time are part of the tests.
 echo 20241011 > "$test/home/podman/testimage-id"
 touch --date=@1600000000 "$test/home/podman/testimage-id"

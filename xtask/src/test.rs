@@ -507,8 +507,8 @@ impl Tally {
         Ok(())
     }
 
-    /// Runs failed tests again, one after another, without other tests beside them. Tests share a machine whose load
-    /// nobody controls, and forks of one test can disturb another. A test that passes then is listed as unsteady.
+    /// Runs failed tests again, one after another, without other tests beside them. The load of a shared
+    /// machine varies, and forks of one test can disturb another. A test that passes then is listed as unsteady.
     /// `check-all` does not do this.
     fn again(&mut self, cache: &Cache, rounds: Rounds) -> Result<()> {
         let is_test = |it: &String| !it.contains(' ');
