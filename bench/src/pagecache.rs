@@ -21,8 +21,12 @@ use rig::process::{need, quiet};
 use rig::vm::{self, Hardware, Outcome, Step};
 
 /// Scripts that run in the guest.
-const SCRIPTS: [(&str, &str); 2] =
-    [("pagecache.py", include_str!("pagecache.py")), ("pageload.py", include_str!("pageload.py"))];
+const SCRIPTS: [(&str, &str); 4] = [
+    ("pagecache.py", include_str!("pagecache.py")),
+    ("pageload.py", include_str!("pageload.py")),
+    ("pageget.py", include_str!("pageget.py")),
+    ("tensorload.py", include_str!("tensorload.py")),
+];
 
 /// A way to mount and read the images in the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,7 +79,9 @@ struct Pair {
 struct Row {
     pair: Pair,
     read: Vec<(Way, Vec<u64>)>,
-    load: Vec<(Way, Vec<u64>)>,
+    /// By load. Loads that failed are missing.
+    load: Vec<(&'static str, Vec<(Way, Vec<u64>)>)>,
+    failed: Vec<&'static str>,
 }
 
 impl Row {
@@ -144,11 +150,11 @@ fn measure(context: &Context<'_>, pair: Pair, disk: &Path) -> Result<(String, Ro
     // The contents are on the guest's disk now and take the same space there.
     remove(disk)?;
     let reads: Vec<_> = if pair.here.is_some() { WAYS.to_vec() } else { PACKED.to_vec() };
-    // Only Debian's packages have servers.
-    let loads = if pair.here.is_some() { LOADED.to_vec() } else { Vec::new() };
+    let ways = if pair.here.is_some() { LOADED.to_vec() } else { PACKED.to_vec() };
+    let loads = loads(pair.name);
     let mut steps = vec![step(MOUNT.into(), "mount -t ext4 /dev/vdb /mnt".into())];
     steps.extend(reads.iter().map(|way| read_step(&pair, *way)));
-    steps.extend(loads.iter().map(|way| load_step(&pair, *way)));
+    steps.extend(loads.iter().flat_map(|it| ways.iter().map(|way| load_step(&pair, it, *way))));
     let programs =
         [(context.quire.to_owned(), PathBuf::from(QUIRE)), (need("wrk")?, PathBuf::from(WRK))];
     // Twice the size of both images, plus 3 GiB for the servers.
@@ -165,12 +171,22 @@ fn measure(context: &Context<'_>, pair: Pair, disk: &Path) -> Result<(String, Ro
         println!("   {}: {numbers:?} in {:.0} s", step.name, outcome.took.as_secs_f64());
         measured.push(numbers);
     }
-    let load = measured.split_off(reads.len());
+    let mut loaded = measured.split_off(reads.len()).into_iter();
     let read = measured.into_iter().collect::<Result<Vec<_>>>()?;
-    // If the load failed, the results of the reads are still reported.
-    let load = load.into_iter().collect::<Result<Vec<_>>>().ok();
-    let load = load.map_or_else(Vec::new, |load| loads.into_iter().zip(load).collect());
-    Ok((release, Row { pair, read: reads.into_iter().zip(read).collect(), load }))
+    let read = reads.into_iter().zip(read).collect();
+    let mut row = Row { pair, read, load: Vec::new(), failed: Vec::new() };
+    for name in loads {
+        let load: Result<Vec<_>> = loaded.by_ref().take(ways.len()).collect();
+        // If a load failed, the other results are still reported.
+        match load {
+            Ok(load) => row.load.push((*name, ways.iter().copied().zip(load).collect())),
+            Err(error) => {
+                println!("   {error:#}");
+                row.failed.push(name);
+            }
+        }
+    }
+    Ok((release, row))
 }
 
 const LAST_LINES: usize = 40;
@@ -221,8 +237,21 @@ fn read_step(pair: &Pair, way: Way) -> Step {
     )
 }
 
-fn load_step(pair: &Pair, way: Way) -> Step {
-    let (name, mounting) = (pair.name, mounting(pair, way));
+/// Loads of the servers of a pair, as `pageload.py` names them.
+fn loads(pair: &'static str) -> &'static [&'static str] {
+    match pair {
+        "nginx" => &["nginx", "nginx-sendfile", "nginx-read"],
+        "redis" => &["redis"],
+        "postgresql" => &["postgresql"],
+        "tomcat" => &["tomcat"],
+        "mariadb" => &["mariadb"],
+        "tensorflow" => &["tensorflow"],
+        _ => &[],
+    }
+}
+
+fn load_step(pair: &Pair, name: &str, way: Way) -> Step {
+    let mounting = mounting(pair, way);
     step(
         format!("{name}:load-{}", way.name.replace(", ", "-")),
         format!("QUIRE={QUIRE} python3 /mnt/pageload.py {name} {mounting}"),
@@ -423,7 +452,8 @@ fn about(rows: &[Row], release: &str) -> String {
          Load: the server of each image in a separate container (an overlay with changes on tmpfs), \
          both at once, from dropped caches on, with 128 kB read ahead everywhere: wrk for 4 s against nginx's page \
          and for 5 s against tomcat's, redis-benchmark with 300 of each request, pgbench for 5 s, mariadb-slap with \
-         400 queries; the measure is taken when both have had their load and still run. The figure is the memory \
+         400 queries. *nginx-sendfile* and *nginx-read* send all files of the image's `/usr`, with `sendfile on` and \
+         `off`. *tensorflow* loads the libraries of the wheel, and multiplies two matrices. The measure is taken when both have had their load and still run. The figure is the memory \
          that the kernel charges to both containers' cgroups: pages of files (without tmpfs and shared memory), and \
          all of it, with the processes' own memory.",
         versions.collect::<Vec<_>>().join(", ")
@@ -470,12 +500,15 @@ fn tables(rows: &[Row]) -> Vec<Sizes> {
         tables.push(all);
         tables.extend(PARTS.map(|(text, at)| table(format!("{text}{of}"), &read, at)));
     }
-    let load = rows.iter().filter(|it| !it.load.is_empty());
-    let load: Vec<_> = load.map(|it| (it.pair.name, &it.load[..])).collect();
-    if !load.is_empty() {
-        let charged = "all that both containers are charged with";
-        for (what, at) in [("pages of files", FILES), (charged, CHARGED)] {
-            tables.push(table(format!("Under load: {what}"), &load, at));
+    for (full, of) in [(true, ""), (false, ", of wheels")] {
+        let rows = rows.iter().filter(|it| it.is_full() == full);
+        let load: Vec<_> =
+            rows.flat_map(|it| it.load.iter().map(|(name, load)| (*name, &load[..]))).collect();
+        if !load.is_empty() {
+            let charged = "all that both containers are charged with";
+            for (what, at) in [("pages of files", FILES), (charged, CHARGED)] {
+                tables.push(table(format!("Under load: {what}{of}"), &load, at));
+            }
         }
     }
     tables
@@ -530,20 +563,20 @@ fn findings(row: &Row) -> Vec<String> {
         "{name}: of the files' pages alone, sharing could save {} at best",
         percent(pair.both, pair.each.iter().sum())
     ));
-    for ours in [SHARED, OBJECTS.name] {
-        let numbers = [(ours, FILES), (APART, FILES), (ours, CHARGED), (APART, CHARGED)];
-        let [Some(files), Some(files_apart), Some(all), Some(all_apart)] =
-            numbers.map(|(way, at)| of(&row.load, way, at))
-        else {
-            continue;
-        };
-        let (files, all) = (percent(files, files_apart), percent(all, all_apart));
-        findings.push(format!(
-            "{name}: {ours}, under load: pages of files {files} against apart, all that is charged {all}"
-        ));
+    for (load, numbers_of) in &row.load {
+        for ours in [SHARED, OBJECTS.name] {
+            let numbers = [(ours, FILES), (APART, FILES), (ours, CHARGED), (APART, CHARGED)];
+            let [Some(files), Some(files_apart), Some(all), Some(all_apart)] =
+                numbers.map(|(way, at)| of(numbers_of, way, at))
+            else {
+                continue;
+            };
+            let (files, all) = (percent(files, files_apart), percent(all, all_apart));
+            findings.push(format!(
+                "{load}: {ours}, under load: pages of files {files} against apart, all that is charged {all}"
+            ));
+        }
     }
-    if pair.here.is_some() && row.load.is_empty() {
-        findings.push(format!("{name}: its load FAILED"));
-    }
+    findings.extend(row.failed.iter().map(|it| format!("{it}: its load FAILED")));
     findings
 }

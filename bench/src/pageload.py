@@ -1,6 +1,6 @@
 """In the guest: starts the servers of two images, each in a separate container, puts load on both, and prints what they take.
 
-Arguments: the server, how to mount, whether to share, the store or folder, and the two images. A container is an overlay
+Arguments: the load, how to mount, whether to share, the store or folder, and the two images. A container is an overlay
 with its changes on tmpfs, a network, processes and a separate memory cgroup. Prints one line: RESULT, then bytes of both
 cgroups: pages of files (without tmpfs and shared memory), memory of processes, and all that the kernel charges.
 """
@@ -18,13 +18,30 @@ STATE = "/run/state"
 
 AS = "setpriv --reuid {0} --regid {0} --clear-groups env HOME=/tmp "
 POSTGRES = AS.format("postgres") + "/usr/lib/postgresql/15/bin/"
-# By pair: what is done once, the server, its port, and the load, inside of the container or by a program of the guest's.
+
+
+def nginx_of_files(sendfile):
+    """nginx that serves the image's own libraries and documents, all of which the load reads once."""
+    config = f"events {{}} http {{ access_log off; sendfile {sendfile}; server {{ listen 80; root /usr; }} }}"
+    return {
+        "server": f"echo '{config}' > /tmp/nginx.conf; exec nginx -c /tmp/nginx.conf -g 'daemon off;'",
+        "port": 80,
+        "files": "usr",
+    }
+
+
+# By load: what is done once, the server, its port, and what it has to do: inside of the container, by a program of the
+# guest's, or by sending the files below a folder. `program` is a program of the guest's that loads an image's files and
+# then writes READY.
 SERVERS = {
     "nginx": {
         "server": "exec nginx -g 'daemon off;'",
         "port": 80,
         "outside": ["/vm/wrk", "-t1", "-c8", "-d4s", "http://127.0.0.1:80/"],
     },
+    "nginx-sendfile": nginx_of_files("on"),
+    "nginx-read": nginx_of_files("off"),
+    "tensorflow": {"program": ["python3", "/mnt/tensorload.py"]},
     "redis": {
         "server": "cd /tmp; exec redis-server --save '' --port 6379",
         "port": 6379,
@@ -72,6 +89,9 @@ class Container:
             os.makedirs(folder, exist_ok=True)
         options = f"lowerdir={pagecache.POINTS[number]},upperdir={STATE}/upper-{number},workdir={STATE}/work-{number}"
         subprocess.run(["mount", "-t", "overlay", "-o", options, "overlay", self.root], check=True)
+        # An unpacked wheel has none of them.
+        for name in ["/proc", "/dev", "/tmp"]:
+            os.makedirs(self.root + name, exist_ok=True)
         for name in ["/proc", "/dev"]:
             subprocess.run(["mount", "--bind", name, self.root + name], check=True)
         subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", self.root + "/tmp"], check=True)
@@ -80,6 +100,17 @@ class Container:
     def enter(self):
         with open(f"{self.cgroup}/cgroup.procs", "w") as file:
             file.write(str(os.getpid()))
+
+    def start_program(self, command):
+        """Starts a program of the guest's with the container's root as its last argument."""
+        self.server = subprocess.Popen(
+            [*command, self.root], preexec_fn=self.enter, stdout=subprocess.PIPE, text=True
+        )
+
+    def wait_for_program(self):
+        line = self.server.stdout.readline()
+        if line != "READY\n":
+            sys.exit(f"the program says {line!r}")
 
     def start(self, script):
         command = ["unshare", "--net", "--pid", "--fork", "--kill-child", "chroot", self.root]
@@ -116,6 +147,9 @@ class Container:
     def load(self, server):
         if "inside" in server:
             self.inside(server["inside"], self.network())
+        elif "files" in server:
+            command = [*self.network(), "python3", "/mnt/pageget.py", os.path.join(self.root, server["files"])]
+            subprocess.run(command, check=True, timeout=LIMIT * 3, stdout=sys.stderr)
         else:
             ran = subprocess.run(
                 [*self.network(), *server["outside"]],
@@ -158,12 +192,11 @@ def main():
     containers = []
     try:
         if not os.path.exists(prepared):
-            for number in [0, 1]:
+            for number in [0, 1] if "prepare" in server else []:
                 container = Container(number)
                 containers.append(container)
                 container.start("exec sleep infinity")
-                if "prepare" in server:
-                    container.inside("set -x\n" + server["prepare"], container.network())
+                container.inside("set -x\n" + server["prepare"], container.network())
                 containers.pop().end()
             open(prepared, "w").close()
         pagecache.drop()
@@ -171,10 +204,15 @@ def main():
         for number in [0, 1]:
             containers.append(Container(number))
         for container in containers:
-            container.start(server["server"])
-            container.wait(server["port"])
+            if "program" in server:
+                container.start_program(server["program"])
+                container.wait_for_program()
+            else:
+                container.start(server["server"])
+                container.wait(server["port"])
         for container in containers:
-            container.load(server)
+            if "program" not in server:
+                container.load(server)
         # Counts of cgroups come together every two seconds.
         time.sleep(3)
         print("\nRESULT", *(sum(both) for both in zip(*(it.charged() for it in containers))))

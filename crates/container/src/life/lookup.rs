@@ -25,8 +25,7 @@ use crate::life::{background, init_signals};
 use crate::runtime::call::KILLING;
 use crate::store_ownership::{OwnerError, check_containers};
 
-pub(crate) use remove::remove_holding;
-pub use remove::{IfRunning, remove};
+pub use remove::{IfRunning, Removal};
 
 /// Reason why an operation on a container failed.
 #[derive(Debug, thiserror::Error)]
@@ -245,12 +244,17 @@ impl KnownContainer {
 
     /// Kills the container, and waits for its end. Its program is not started again.
     pub fn kill(&self, store: &Store) -> Result<(), KnownError> {
+        self.kill_again(store, false)
+    }
+
+    /// As [`Self::kill`]. If the container `was_told` to end before, it is signalled again only if it stays.
+    fn kill_again(&self, store: &Store, mut was_told: bool) -> Result<(), KnownError> {
         self.note_stopped(KILL)?;
         let since = Instant::now();
         let mut forced = 0_u32;
         loop {
             // A container that is still being started cannot be signalled yet.
-            let told = match self.is_restarting()? {
+            let told = match std::mem::take(&mut was_told) || self.is_restarting()? {
                 true => Ok(()),
                 false => background::signal(&self.folder, &self.id, "KILL"),
             };

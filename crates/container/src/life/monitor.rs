@@ -17,7 +17,7 @@ use store::OperationError;
 
 use crate::boot_cache::Notes;
 use crate::bundle::path_resolver::{View, WorkingDirError};
-use crate::bundle::spec::{RuntimeSpec, SpecError};
+use crate::bundle::spec::{RuntimeSpec, SpecError, SpecLinux, SpecProcess};
 use crate::bundle::{Process, Terminal};
 use crate::folder::{CONFIG, PID, RUNTIME_LOG, RUNTIME_PATH, RUNTIME_STATE};
 use crate::life::causes;
@@ -100,10 +100,14 @@ impl Start<'_> {
         Pause { most: also.into_iter().chain(pause.most).min(), ..pause }
     }
 
-    /// Drops the seccomp filter from the configuration. Only the runtime needs the filter, which takes as much memory
-    /// as the rest of the configuration.
-    pub(crate) fn forget_calls(&mut self) {
-        self.spec.linux.seccomp = None;
+    /// Drops the parts of the configuration that only the runtime needs, which reads them from the bundle. They are
+    /// hundreds of small pieces of memory.
+    pub(crate) fn forget_setup(&mut self) {
+        let RuntimeSpec { process, linux, .. } = std::mem::take(&mut self.spec);
+        let process = SpecProcess { rlimits: process.rlimits, ..SpecProcess::default() };
+        let SpecLinux { resources, cgroups_path, .. } = linux;
+        let linux = SpecLinux { resources, cgroups_path, ..SpecLinux::default() };
+        self.spec = RuntimeSpec { process, linux, ..RuntimeSpec::default() };
     }
 }
 

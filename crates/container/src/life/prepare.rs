@@ -31,7 +31,7 @@ use crate::life::filestores::{Filestores, MountRequestError, volumes};
 use crate::life::id_allocation::{Claim, ClaimError};
 use crate::life::kept::{EnterError, EnteredFolder, KeptContainer};
 use crate::life::log::LogLimit;
-use crate::life::lookup::{self, IfRunning, KnownError, OwnVolumes};
+use crate::life::lookup::{IfRunning, KnownError, OwnVolumes, Removal};
 use crate::life::mount_staging::Stage;
 use crate::life::prepare::joined_network::{JoinNetworkError, network_of};
 use crate::life::prepare::volumes::{VolumeUser, VolumesError};
@@ -224,10 +224,10 @@ impl TakenName<'_> {
         }
         // As with `quire rm`.
         let (running, volumes) = (IfRunning::Kill, OwnVolumes::Stay);
-        let removed = lookup::remove_holding(store, id, running, volumes, held, now);
+        let removal = Removal { held, ..Removal::new(store, running, volumes, now) };
         let failed =
             |source| PrepareError::Replaced { id: id.to_owned(), source: Box::new(source) };
-        removed.map(drop).map_err(failed)
+        removal.remove(id).map(drop).map_err(failed)
     }
 }
 

@@ -16,7 +16,7 @@ use quire_container::folder::{PID, RUNTIME_PATH, RUNTIME_STATE};
 use quire_container::life::end::reap;
 use quire_container::life::end::reap::{PUT_OFF, Sweep};
 use quire_container::life::log::newer_text;
-use quire_container::life::lookup::{self, IfRunning, OwnVolumes};
+use quire_container::life::lookup::{self, IfRunning, OwnVolumes, Removal};
 use quire_container::life::prepare::{AdmittedImage, CallerEnvironment, Ready, TakenName, prepare};
 use quire_container::life::state::State;
 use quire_container::life::{background, writable_layer};
@@ -273,14 +273,14 @@ fn a_process_of_this_boot_is_not_a_container_of_another() {
     }
     // The runtime also identifies processes by pid and start time.
     assert!(
-        lookup::remove(&fixture.store, "before", IfRunning::Kill, OwnVolumes::Stay, &|| 8).unwrap()
+        Removal::new(&fixture.store, IfRunning::Kill, OwnVolumes::Stay, &|| 8).remove("before").unwrap()
     );
     assert!(!called.exists(), "the runtime was called");
     assert!(other.try_wait().unwrap().is_none(), "another process was killed");
     other.kill().unwrap();
     other.wait().unwrap();
     assert!(
-        lookup::remove(&fixture.store, "now", IfRunning::Kill, OwnVolumes::Stay, &|| 8).unwrap()
+        Removal::new(&fixture.store, IfRunning::Kill, OwnVolumes::Stay, &|| 8).remove("now").unwrap()
     );
     assert!(called.exists());
 }

@@ -5,7 +5,7 @@
  * printed at the end: the same on every file system that behaves as POSIX says. With `nolinks`, there are no hard links:
  * gVisor's files of the host keep the attributes of each name separately, and rename(2) of one link to another, which does
  * nothing by POSIX, removes one. Then no file is renamed to a folder above it either, which is ENOTEMPTY on Linux and
- * EISDIR in gVisor. */
+ * EISDIR in gVisor, and no name to itself, which is an error for folders in gVisor's own overlay (ENOTEMPTY). */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -110,7 +110,7 @@ static void change(void)
 		*(strrchr(one, '/') ? strrchr(one, '/') + 1 : one) = 'd';
 		answer(mkdir(one, 0755));
 	} else if (what < 72) {
-		if (has_links || !is_above(other, one))
+		if (has_links || (strcmp(one, other) && !is_above(other, one)))
 			answer(rename(one, other));
 	} else if (what < 76) {
 		if (has_links)

@@ -1,8 +1,10 @@
 //! `rm`: removes containers.
 
+use std::collections::BTreeSet;
+
 use clap::Args;
 use container::life::end::stop::{StopOptions, stop};
-use container::life::lookup::{self, IfRunning, KnownContainer, KnownError, OwnVolumes};
+use container::life::lookup::{self, IfRunning, KnownContainer, KnownError, OwnVolumes, Removal};
 use store::{OpenOptions, Store};
 
 use crate::Answer;
@@ -79,30 +81,47 @@ pub(crate) fn rm(context: &Context, args: &Rm) -> anyhow::Result<Answer> {
         let wish = StopOptions { signal: None, timeout: Some(time) };
         stop(&store, found, wish, &|| now().0, &|text| context.remark(text))?;
     }
-    let own_volumes = if args.volumes { OwnVolumes::Removed } else { OwnVolumes::Stay };
     let (mut had_snapshot, mut had_volumes) = (false, false);
-    for container in &names {
-        let known = lookup::find_container(&store, container).ok();
-        had_snapshot |= known.as_ref().is_some_and(|it| origins::snapshot(it).is_some());
-        if let Some(record) = known.as_ref().and_then(|it| it.record.as_ref()) {
-            had_volumes |= !record.volumes.is_empty();
+    let mut known_ids = BTreeSet::new();
+    let (mut doomed, mut absent) = (Vec::new(), Vec::new());
+    for name in names {
+        let Ok(known) = lookup::find_container(&store, &name) else {
+            absent.push(name);
+            continue;
+        };
+        had_snapshot |= origins::snapshot(&known).is_some();
+        had_volumes |= known.record.as_ref().is_some_and(|it| !it.volumes.is_empty());
+        if known_ids.insert(known.id) {
+            doomed.push(name);
         }
-        let if_running = if args.force { IfRunning::Kill } else { IfRunning::Refuse };
-        let is_removed = lookup::remove(&store, container, if_running, own_volumes, &|| now().0)?;
+    }
+    let own_volumes = if args.volumes { OwnVolumes::Removed } else { OwnVolumes::Stay };
+    let if_running = if args.force { IfRunning::Kill } else { IfRunning::Refuse };
+    let now = || now().0;
+    let removal = Removal::new(&store, if_running, own_volumes, &now);
+    let mut failed: Option<anyhow::Error> = None;
+    let mut keep_error = |error: anyhow::Error| match failed {
+        None => failed = Some(error),
+        Some(_) => context.remark(&format!("{error:#}")),
+    };
+    removal.remove_all(&doomed, &mut |name, removed| match removed {
         // Its monitor may have removed a killed container first.
-        if is_removed || args.force && known.is_some() {
-            if !context.json {
-                report::line(container)?;
+        Ok(is_removed) if is_removed || args.force => {
+            if !context.json
+                && let Err(error) = report::line(name)
+            {
+                keep_error(error);
             }
-            continue;
         }
-        if is_of_all || args.ignore {
-            continue;
+        // The container existed a moment ago.
+        Ok(_) if !may_lack && !is_of_all => {
+            context.remark(&format!("container {name} was already removed"));
         }
-        if !args.force {
-            // The container existed a moment ago.
-            context.remark(&format!("container {container} was already removed"));
-        } else if let Some(name) = image_name(&store, container, true).ok().flatten() {
+        Ok(_) => {}
+        Err(error) => keep_error(error.into()),
+    });
+    for name in absent.iter().filter(|_| args.force && !is_of_all && !args.ignore) {
+        if let Some(name) = image_name(&store, name, true).ok().flatten() {
             context.remark(&format!(
                 "{name} is an image, and stays: `quire rmi {name}` removes its name"
             ));
@@ -116,7 +135,7 @@ pub(crate) fn rm(context: &Context, args: &Rm) -> anyhow::Result<Answer> {
     if had_volumes {
         volume::clear_unneeded(&store);
     }
-    Ok(Answer::Yes)
+    failed.map_or(Ok(Answer::Yes), Err)
 }
 
 /// Returns the error for a name that no container has, with the images and containers that the user may have meant.

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, anyhow, bail};
 use clap::{Args, ValueEnum};
-use container::life::lookup::{self, IfRunning, OwnVolumes};
+use container::life::lookup::{IfRunning, OwnVolumes, Removal};
 use container::life::prepare::random_volume_name;
 use regex_lite::Regex;
 use serde::Serialize;
@@ -415,9 +415,9 @@ fn remove_one(store: &Store, name: &str, force: bool) -> Result<(), VolumeError>
             removed => return removed,
         };
         let in_use = || VolumeError::InUse { name: name.to_owned(), container: container.clone() };
-        let gone =
-            lookup::remove(store, &container, IfRunning::Kill, OwnVolumes::Stay, &|| now().0);
-        gone.map_err(|error| {
+        let now = || now().0;
+        let removal = Removal::new(store, IfRunning::Kill, OwnVolumes::Stay, &now);
+        removal.remove(&container).map_err(|error| {
             tracing::warn!(container, %error, "cannot remove the container");
             in_use()
         })?;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io::{BufRead as _, Write as _};
 
 use clap::{Args, ValueEnum};
-use container::life::lookup::{self, IfRunning, KnownContainer, KnownError, OwnVolumes, all};
+use container::life::lookup::{IfRunning, KnownContainer, KnownError, OwnVolumes, Removal, all};
 use image::verity::ImageId;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -310,8 +310,10 @@ fn prune(context: &Context, args: &System) -> anyhow::Result<Answer> {
 
 fn remove(context: &Context, store: &Store, doomed: &Doomed) -> anyhow::Result<()> {
     let mut is_first = true;
+    let now = || now().0;
+    let removal = Removal::new(store, IfRunning::Refuse, OwnVolumes::Stay, &now);
     for id in &doomed.containers {
-        match lookup::remove(store, id, IfRunning::Refuse, OwnVolumes::Stay, &|| now().0) {
+        match removal.remove(id) {
             Ok(true) => {}
             // Another command has removed it, or has started it just now.
             Ok(false) | Err(KnownError::Runs(_)) => continue,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::container_disk::writable::is_clean;
+use crate::container_life::containers::{Rm, start};
 use crate::container_life::runs::{cgroups, mounts, place, processes_with, runtimes, wait_for};
 use testing::rounds;
 
@@ -91,4 +92,37 @@ fn a_kill_at_any_moment_leaves_nothing_behind_the_next_command() {
     }
     place.out("fsck");
     place.out("verify a");
+}
+
+/// As in podman, the removal of one does not depend on that of another.
+#[test]
+fn many_are_removed_together_and_an_error_keeps_no_other() {
+    /// More than are killed at the same time.
+    const COUNT: usize = 18;
+    let Some(place) = place() else { return };
+    let names: Vec<_> = (0..COUNT).map(|it| format!("many-{it}")).collect();
+    let _guards: Vec<_> = names.iter().map(|it| Rm(&place, it)).collect();
+    for (number, name) in names.iter().enumerate() {
+        let mut options = vec!["--name", name];
+        if number % 2 == 1 {
+            options.push("--rm");
+        }
+        start(&place, &options, "while :; do sleep 1; done");
+    }
+    place.out("kill many-0 many-4");
+    place.out("wait many-0 many-4");
+    let ran = place.run("rm many-0 many-2 many-4");
+    assert_ne!(ran.code, Some(0));
+    assert_eq!(ran.out, "many-0\nmany-4\n");
+    assert!(ran.err.contains("many-2 is running"), "{}", ran.err);
+    let rest: Vec<_> = names.iter().filter(|it| *it != "many-0" && *it != "many-4").collect();
+    let mut rm = vec!["rm", "--force"];
+    rm.extend(rest.iter().map(|it| it.as_str()));
+    rm.extend(["many-2", "never-made"]);
+    let ran = place.run_each(&rm);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let expect: String = rest.iter().map(|it| format!("{it}\n")).collect();
+    assert_eq!(ran.out, expect);
+    assert_eq!(place.out("ps --all --quiet"), "");
+    wait_for("nothing to be left", || is_clean(&place));
 }

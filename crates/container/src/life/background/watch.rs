@@ -253,7 +253,7 @@ pub fn watch(
     (calls.started)();
     // From here on, this process only waits. The host has one such process for each container, so the process reduces
     // its memory.
-    start.forget_calls();
+    start.forget_setup();
     // pasta ends when the mount of its network does, and a restart needs the mounts.
     if connection.is_none() && start.restart == RestartPolicy::No {
         match before.and_then(MountsBefore::restore) {

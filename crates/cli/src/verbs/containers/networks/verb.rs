@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 
 use anyhow::{Context as _, anyhow, bail};
 use clap::{Args, ValueEnum};
-use container::life::lookup::{self, IfRunning, KnownContainer, OwnVolumes};
+use container::life::lookup::{self, IfRunning, KnownContainer, OwnVolumes, Removal};
 use container::life::prepare::random_id;
 use container::listed_settings::ListedSettings;
 use container::networks::attachment::noted_endpoints;
@@ -558,9 +558,10 @@ fn remove(context: &Context, args: &Network) -> anyhow::Result<Answer> {
             network.name
         );
     }
+    let now = || now().0;
+    let removal = Removal::new(&store, IfRunning::Kill, OwnVolumes::Removed, &now);
     for user in doomed.iter().flat_map(|it| &it.users) {
-        let now = || now().0;
-        lookup::remove(&store, &user.container, IfRunning::Kill, OwnVolumes::Removed, &now)?;
+        removal.remove(&user.container)?;
     }
     join::sweep(context);
     let mut removed = Vec::new();
