@@ -273,14 +273,18 @@ fn a_process_of_this_boot_is_not_a_container_of_another() {
     }
     // The runtime also identifies processes by pid and start time.
     assert!(
-        Removal::new(&fixture.store, IfRunning::Kill, OwnVolumes::Stay, &|| 8).remove("before").unwrap()
+        Removal::new(&fixture.store, IfRunning::Kill, OwnVolumes::Stay, &|| 8)
+            .remove("before")
+            .unwrap()
     );
     assert!(!called.exists(), "the runtime was called");
     assert!(other.try_wait().unwrap().is_none(), "another process was killed");
     other.kill().unwrap();
     other.wait().unwrap();
     assert!(
-        Removal::new(&fixture.store, IfRunning::Kill, OwnVolumes::Stay, &|| 8).remove("now").unwrap()
+        Removal::new(&fixture.store, IfRunning::Kill, OwnVolumes::Stay, &|| 8)
+            .remove("now")
+            .unwrap()
     );
     assert!(called.exists());
 }

@@ -17,7 +17,9 @@ use quire_container::life::background;
 use quire_container::life::end::reap::{Sweep, clear_dead};
 use quire_container::life::kept::{KeptContainer, KeptContainerError};
 use quire_container::life::log::newer_text;
-use quire_container::life::lookup::{self, IfRunning, OwnVolumes, Removal, find_at_rest, find_container};
+use quire_container::life::lookup::{
+    self, IfRunning, OwnVolumes, Removal, find_at_rest, find_container,
+};
 use quire_container::life::prepare::{
     AdmittedImage, CallerEnvironment, PrepareError, Ready, TakenName, prepare, restart,
 };
@@ -115,7 +117,9 @@ fn path(fixture: &Fixture, id: &str) -> PathBuf {
 }
 
 fn remove(fixture: &Fixture, id: &str) {
-    assert!(Removal::new(&fixture.store, IfRunning::Kill, OwnVolumes::Stay, &|| 9).remove(id).unwrap());
+    assert!(
+        Removal::new(&fixture.store, IfRunning::Kill, OwnVolumes::Stay, &|| 9).remove(id).unwrap()
+    );
 }
 
 /// Makes a snapshot with these files, which belong to this user and group of the host.

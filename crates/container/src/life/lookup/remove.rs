@@ -22,6 +22,7 @@ pub enum IfRunning {
 }
 
 /// The removal of containers.
+#[expect(missing_debug_implementations, reason = "functions have no debug output")]
 #[derive(Clone, Copy)]
 pub struct Removal<'a> {
     pub store: &'a Store,
@@ -99,7 +100,8 @@ impl<'a> Removal<'a> {
         // The monitor of a running container removes it when it is killed, and then volumes that nothing needs.
         let record = known.record.as_ref();
         let marked = self.own_volumes.mark(store, id, &known.folder, record, self.held);
-        marked.map_err(|source| KnownError::Volumes { id: id.clone(), source: Box::new(source) })?;
+        marked
+            .map_err(|source| KnownError::Volumes { id: id.clone(), source: Box::new(source) })?;
         if known.is_running()
             && let Err(error) = background::unwant(&known.folder)
         {
