@@ -125,7 +125,7 @@ impl RunDefaults {
 
     /// Sets the options that the command line lacks.
     fn fill(self, new: &mut NewContainer) {
-        let publishes = !new.publish.is_empty();
+        let publishes = !new.published().is_empty();
         let ContainerOptions { network, writable, read_only, memory, cpu, security, lazy, .. } =
             &mut new.wanted;
         // Published ports imply a network by pasta.
@@ -243,6 +243,7 @@ mod tests {
         assert_eq!(new.wanted.network, Some(NetworkKind::None));
         assert_eq!(new.wanted.memory, NonZeroU64::new(8 << 20));
         assert_eq!(new.wanted.writable, None);
+        assert_eq!(filled(&["-p", "", "app"]).wanted.network, Some(NetworkKind::Host));
         // Published ports need pasta.
         assert_eq!(filled(&["-p", "80", "app"]).wanted.network, None);
     }

@@ -212,7 +212,10 @@ impl RunError {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Program(error) if error.is_absent() => 127,
-            Self::Program(_) | Self::NotExecuted { why: Refusal::Unusable, .. } => 126,
+            // The port is podman's.
+            Self::Program(_)
+            | Self::NotExecuted { why: Refusal::Unusable, .. }
+            | Self::Networks(NetworksError::Port { .. }) => 126,
             Self::NotExecuted { why: Refusal::Absent, .. } => 127,
             _ => FAILED,
         }

@@ -21,7 +21,7 @@ use crate::session::context::Context;
 use crate::session::signals::FORWARDED;
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::run::not_started;
-use crate::verbs::exit_codes::RUN_CODES;
+use crate::verbs::exit_codes::ExitCodes;
 
 #[derive(Debug, Args)]
 pub(crate) struct Exec {
@@ -45,7 +45,7 @@ impl VerbArgs for Exec {
     const EXAMPLES: &'static str =
         "quire exec web -- ps ax\n  quire exec -it web sh\n  quire exec -d web sleep 60";
     const PRINTS_JSON: bool = false;
-    const EXIT_CODES: &'static str = RUN_CODES;
+    const EXIT_CODES: ExitCodes = ExitCodes::Run;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         exec(context, self)

@@ -12,7 +12,7 @@ use crate::session::context::{Context, now};
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::ps::filtered;
 use crate::verbs::containers::start::{Begun, Starter, check_restart};
-use crate::verbs::exit_codes::START_CODES;
+use crate::verbs::exit_codes::ExitCodes;
 
 #[derive(Debug, Args)]
 pub(crate) struct Restart {
@@ -41,7 +41,7 @@ impl VerbArgs for Restart {
     const EXAMPLES: &'static str =
         "quire restart web\n  quire restart --time 30 web db\n  quire restart --running";
     const PRINTS_JSON: bool = false;
-    const EXIT_CODES: &'static str = START_CODES;
+    const EXIT_CODES: ExitCodes = ExitCodes::Start;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         restart(context, self)

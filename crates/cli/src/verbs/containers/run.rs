@@ -22,9 +22,13 @@ use container::life::monitor::{FAILED, RunError};
 use container::life::monitor_report::{
     MonitorReport, NotStarted, StartReport, TakenBack, take_back,
 };
-use container::life::prepare::{AdmittedImage, CallerEnvironment, Ready, random_id};
+use container::life::prepare::{
+    AdmittedImage, CallerEnvironment, PrepareError, Ready, random_id,
+};
 use container::life::running::Finish;
 use container::life::signal::signal_number;
+use container::network::PortError;
+use container::networks::NetworksError;
 use container::plan::{ContainerPlan, ContainerRequest, IdsChoice, ImageVolumes};
 use container::runtime::Runtime;
 use kernel::process::{Process, Signals, start_behind};
@@ -36,6 +40,7 @@ use crate::Answer;
 use crate::args::Trust;
 use crate::output::report;
 use crate::session::context::{Context, now};
+use crate::session::failure::find;
 use crate::session::own_namespace::changes_can_stay;
 use crate::session::signals::FORWARDED;
 use crate::session::ways::Ways;
@@ -43,7 +48,7 @@ use crate::verbs::containers::container_options::{GivenFiles, image_config};
 use crate::verbs::containers::networks::{connect, join};
 use crate::verbs::containers::snapshots::clear_after_end;
 use crate::verbs::containers::volume;
-use crate::verbs::exit_codes::RUN_CODES;
+use crate::verbs::exit_codes::ExitCodes;
 #[cfg(feature = "serve")]
 use crate::verbs::services::lazy::devices::LazyRun;
 use crate::verbs::{VerbArgs, option_groups};
@@ -69,7 +74,7 @@ impl VerbArgs for Run {
     const HAS_SHORT_QUIET: bool = true;
     const GROUPS: &'static [option_groups::OptionGroup] = option_groups::CONTAINER;
     const PRINTS_JSON: bool = false;
-    const EXIT_CODES: &'static str = RUN_CODES;
+    const EXIT_CODES: ExitCodes = ExitCodes::Run;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         run(context, self)
@@ -81,7 +86,19 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
     if let Some(NotStarted { code, .. }) = error.downcast_ref() {
         return *code;
     }
+    if error.chain().any(|it| is_port_in_use(it)) {
+        return PORT_IN_USE;
+    }
     error.downcast_ref().map_or(FAILED, RunError::exit_code)
+}
+
+/// Exit code if a published port is in use. Source: podman 5, `libpod/define/exec_codes.go`, where this is an error of
+/// the runtime.
+const PORT_IN_USE: u8 = 126;
+
+fn is_port_in_use(cause: &(dyn std::error::Error + 'static)) -> bool {
+    find(cause).is_some_and(|it: &PortError| it.is_in_use)
+        || matches!(find(cause), Some(PrepareError::Networks(NetworksError::Port { .. })))
 }
 
 pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
@@ -135,7 +152,7 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
     // Codes from 126 on are of programs that did not run, or that a signal ended.
     if let Ok(Answer::Program(1..=125)) = &ended
         && args.new.wanted.network.is_none()
-        && args.new.publish.is_empty()
+        && args.new.published().is_empty()
     {
         context.remark(&connect::lack());
     }

@@ -37,7 +37,7 @@ use crate::verbs::containers::container_options::image_config;
 use crate::verbs::containers::ps::filtered;
 use crate::verbs::containers::run::{exit_code, not_started, runtime, with_environment};
 use crate::verbs::containers::{logs, security};
-use crate::verbs::exit_codes::START_CODES;
+use crate::verbs::exit_codes::ExitCodes;
 
 /// Filter of containers that start at boot.
 const AT_BOOT: &str = "should-start-on-boot=true";
@@ -75,7 +75,7 @@ impl VerbArgs for Start {
     const EXAMPLES: &'static str = "quire start web\n  quire start --attach batch\n  quire start --all --filter label=job=7\n  \
         quire start --print-unit > quire-restart.service";
     const PRINTS_JSON: bool = false;
-    const EXIT_CODES: &'static str = START_CODES;
+    const EXIT_CODES: ExitCodes = ExitCodes::Start;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         start(context, self)

@@ -439,7 +439,8 @@ fn exit_codes_are_in_help_and_man_pages() {
     std::fs::create_dir(place.path("man")).unwrap();
     place.out("man man");
     for (verb, text, offers_json) in [
-        ("fsck", "1 a negative result (damage, a difference, no such volume)", true),
+        ("fsck", "1 a negative result (damage, a difference)", true),
+        ("rm", "2 `rm` refuses one that runs or is in use; 125 any other failure", true),
         ("import", "2 an error", true),
         ("run", "125 Quire or the runtime failed", false),
         ("cat", "2 an error", false),

@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum, ValueHint};
 use container::plan::ImageVolumes;
 use container::restart_policy::RestartPolicy;
 
+use crate::args::ports::{Published, published};
 use crate::args::{ContainerOptions, Labels, LogOptions, Tty, boolean};
 
 #[derive(Debug, Args)]
@@ -58,8 +59,8 @@ pub(crate) struct NewContainer {
     pub(crate) wanted: ContainerOptions,
     /// Publish ports of the container on ports of the host; implies `--network pasta`. Without HOST, Quire chooses a
     /// free port, which `ps` lists. HOST and CONTAINER may be ranges, such as 8000-8003
-    #[arg(short, long, value_name = "[[IP:]HOST:]CONTAINER[/udp]")]
-    pub(crate) publish: Vec<crate::args::ports::Published>,
+    #[arg(short, long, value_name = "[[IP:]HOST:]CONTAINER[/udp]", value_parser = published)]
+    publish: Vec<Option<Published>>,
     /// Start the program again when it ends: `no`, `always`, `unless-stopped`, or `on-failure`, which means after an exit
     /// code other than 0, at most MAX times. `quire stop` ends it. `quire start --print-unit` prints a unit that starts
     /// such containers at boot
@@ -120,6 +121,11 @@ impl NewContainer {
     pub(crate) fn image(&self) -> anyhow::Result<&str> {
         let image = self.image.as_deref().filter(|_| self.from.is_none()).unwrap_or_default();
         image.to_str().with_context(|| format!("{image:?} is not UTF-8"))
+    }
+
+    /// Returns the values of `--publish` that are not empty.
+    pub(crate) fn published(&self) -> Vec<&Published> {
+        self.publish.iter().flatten().collect()
     }
 
     /// Returns the command and its arguments.

@@ -71,7 +71,7 @@ pub(super) fn container_wish(
         bundle_options(wanted, &args.command(), life.terminal, &id, writable.access(), given)?;
     bundle.security.apparmor = security::apparmor(context, &wanted.security)?;
     security::remark_on_labels(context, wanted);
-    let pasta = pasta(context, &args.publish, wanted.network.as_ref(), &mut bundle.network)?;
+    let pasta = pasta(context, &args.published(), wanted.network.as_ref(), &mut bundle.network)?;
     let networks = networks(context, args)?;
     bundle.process.check(&bundle.network).context("--sysctl")?;
     Ok(ContainerRequest {
