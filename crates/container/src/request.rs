@@ -365,6 +365,7 @@ mod tests {
             stdin: true,
             restart: RestartPolicy::OnFailure { most: 3 },
             no_log: true,
+            rests: false,
             snapshot: None,
         }
     }

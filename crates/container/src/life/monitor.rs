@@ -61,6 +61,8 @@ pub struct Start<'a> {
     pub terminal: Terminal,
     /// Whether standard input of a container in the background stays open.
     pub has_open_stdin: bool,
+    /// Streams of this process that the program uses, if the container is recorded as one in the background is.
+    pub streams: CallerStreams,
     /// Path of the socket to which the runtime sends the terminal, if this process or its parent has that socket.
     pub console: Option<&'a str>,
     pub runtime: &'a Runtime,
@@ -79,6 +81,17 @@ pub struct Start<'a> {
     pub networks: Option<&'a Reservation>,
     /// Notes that are valid until the next boot.
     pub notes: Option<&'a Notes>,
+}
+
+/// Standard streams of a container's monitor that the program uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CallerStreams {
+    /// None: output goes only to the log.
+    None,
+    /// Output goes to the log and to the monitor's streams.
+    Output,
+    /// The same, and the program reads the monitor's standard input.
+    All,
 }
 
 impl Start<'_> {
@@ -276,7 +289,7 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     };
     let mut asked = |requests| match requests {
         0 | 1 => {}
-        2 => remark("the container was signalled twice: a third signal kills it"),
+        2 => remark(TWICE),
         _ => kill(start, &child.process),
     };
     let mut deadline = Deadline::from_start(start);
@@ -339,6 +352,9 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
         _ => Ok(end),
     }
 }
+
+/// Remark at the second request to end.
+pub(crate) const TWICE: &str = "the container was signalled twice: a third signal kills it";
 
 /// Results of [`prepare`].
 pub(crate) struct Prepared<'a> {

@@ -35,7 +35,7 @@ use crate::life::lookup::{self, IfRunning, KnownError, OwnVolumes};
 use crate::life::mount_staging::Stage;
 use crate::life::prepare::joined_network::{JoinNetworkError, network_of};
 use crate::life::prepare::volumes::{VolumeUser, VolumesError};
-use crate::life::terminal;
+use crate::life::terminal::{self, TerminalLog};
 use crate::life::writable_layer::{KeptError, WritesPlace};
 use crate::network::{Pasta, Ports};
 use crate::networks::attachment::{Guest, Reservation};
@@ -440,7 +440,7 @@ fn prepare_in(
                 manifest: found.manifest,
                 name: found.name.as_ref().map(ToString::to_string),
                 created: around.now,
-                keep: wish.keep,
+                keep: wish.keep || wish.rests,
                 shared: (!images.is_own()).then(|| images.path().display().to_string()),
                 boot: kernel::process::boot_id(),
                 snapshot: wish.snapshot,
@@ -625,6 +625,18 @@ impl Ready {
     pub const fn leaves_volumes(&self) -> bool {
         // Also the volumes of a container that is kept, but could not be started.
         self.has_volumes
+    }
+
+    /// Returns the log for the process at the terminal of a container that is kept. `None` for another container.
+    #[must_use]
+    pub fn terminal_log(&self) -> Option<TerminalLog> {
+        self.keep.then(|| TerminalLog::new(&self.path, self.log_size))
+    }
+
+    /// Whether the program gets a terminal.
+    #[must_use]
+    pub fn has_terminal(&self) -> bool {
+        self.terminal == Terminal::New
     }
 
     /// Whether Quire connects the container's terminal to the caller's. runsc does that itself.

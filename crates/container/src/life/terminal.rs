@@ -7,7 +7,7 @@
 use std::io::{PipeReader, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use kernel::process::{Pid, ProcessError, Signal, Signals};
@@ -72,6 +72,36 @@ pub trait Events {
 
     /// Handles a Ctrl-C that interrupts this process group. `since` is the time since the last one.
     fn interrupted(&mut self, group: Pid, since: Option<Duration>);
+
+    /// Handles output of the container, which is also written to the caller's terminal.
+    fn output(&mut self, _bytes: &[u8]) {}
+}
+
+/// The log of a kept container, which the process at its terminal writes.
+#[derive(Debug)]
+pub struct TerminalLog {
+    folder: PathBuf,
+    limit: LogLimit,
+    log: Option<Log>,
+}
+
+impl TerminalLog {
+    pub(crate) fn new(folder: &Path, limit: LogLimit) -> Self {
+        Self { folder: folder.to_owned(), limit, log: None }
+    }
+
+    /// Adds output to the log. Output is lost if the log cannot be opened.
+    pub fn write(&mut self, bytes: &[u8]) {
+        if self.log.is_none() {
+            let failed = |error: &std::io::Error| {
+                tracing::debug!(%error, "the log lacks output of the terminal");
+            };
+            self.log = Log::open(&self.folder, self.limit).inspect_err(failed).ok();
+        }
+        if let Some(log) = &mut self.log {
+            log.write(LogStream::Output, bytes);
+        }
+    }
 }
 
 /// Restores the caller's terminal on drop.
@@ -209,7 +239,7 @@ impl Copying<'_> {
                 }
             }
             // This is also done once after the end, for output that was written before the end.
-            self.show();
+            self.show(events);
             if is_over {
                 return Ok(Left::Ended);
             }
@@ -227,12 +257,13 @@ impl Copying<'_> {
     }
 
     /// Writes the container's output so far.
-    fn show(&mut self) {
+    fn show(&mut self, events: &mut dyn Events) {
         let mut bytes = [0; 1 << 14];
         while let Some(master) = &self.master {
             match rustix::io::read(master, &mut bytes) {
                 Ok(length @ 1..) => {
                     self.is_idle = false;
+                    events.output(&bytes[..length]);
                     if !write_all(self.attached.output, &bytes[..length]) {
                         // Handled like a closed terminal window.
                         self.master = None;

@@ -73,6 +73,7 @@ impl Fixture {
             spec,
             terminal: options.terminal,
             has_open_stdin: false,
+            streams: CallerStreams::None,
             console: None,
             runtime,
             signals: &Signals::block(&[]).unwrap(),

@@ -51,7 +51,8 @@ fn create(context: &Context, args: &Create) -> anyhow::Result<Answer> {
     let signals = Arc::new(Signals::block(&FORWARDED)?);
     let life = RequestedLife {
         terminal: background_terminal(&args.tty),
-        keep: true,
+        rests: true,
+        keep: args.new.rm != Some(true),
         stdin: args.tty.interactive,
     };
     let Prepared { ready, .. } = prepare(context, &args.new, &life, given, signals)?;

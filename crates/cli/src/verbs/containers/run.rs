@@ -18,7 +18,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail};
 use container::boot_cache::Notes;
 use container::life::end::ended::LOST;
-use container::life::monitor::{FAILED, RunError};
+use container::life::monitor::{CallerStreams, FAILED, RunError};
 use container::life::monitor_report::{
     MonitorReport, NotStarted, StartReport, TakenBack, take_back,
 };
@@ -108,12 +108,13 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
     // Signals are blocked now, so that none ends this process between the creation of the container's folder and its
     // removal.
     let signals = Arc::new(Signals::block(&FORWARDED)?);
+    let life = RequestedLife::of_run(args)?;
     let Prepared {
         ready,
         has_snapshot,
         #[cfg(feature = "serve")]
         lazy,
-    } = prepare(context, &args.new, &RequestedLife::of_run(args)?, given, signals)?;
+    } = prepare(context, &args.new, &life, given, signals)?;
     if args.detach {
         let (id, path) = (ready.id().to_owned(), ready.path().to_owned());
         let signals = Arc::clone(ready.signals());
@@ -137,7 +138,7 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
     let ended = if ready.has_terminal_of_ours() {
         attached::run(context, ready)
     } else {
-        in_foreground(context, ready)
+        in_foreground(context, ready, life.keep)
     };
     if has_snapshot {
         clear_after_end(context);
@@ -167,8 +168,22 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
 }
 
 /// Runs a container without a terminal, and waits for its end.
-fn in_foreground(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
-    let Finish { end, has_lost, stays } = ready.run(&|text| context.remark(text));
+fn in_foreground(context: &Context, ready: Ready, keep: bool) -> anyhow::Result<Answer> {
+    let remark = |text: &str| context.remark(text);
+    let finish = match keep {
+        true if ready.has_terminal() => bail!(
+            "--rm=false: gVisor connects the container's terminal itself, so its output cannot be kept: leave out \
+            -t, or use --rm"
+        ),
+        true => ready.run_and_record(CallerStreams::All, &|| now().0, &remark),
+        false => ready.run(&remark),
+    };
+    finished(context, finish)
+}
+
+/// Reports the end of a container in the foreground.
+pub(super) fn finished(context: &Context, finish: Finish) -> anyhow::Result<Answer> {
+    let Finish { end, has_lost, stays } = finish;
     // A failure of the program is reported before failures after its end.
     let end = end?;
     stays.map_or(Ok(()), Err)?;

@@ -16,16 +16,6 @@ pub(crate) struct Run {
     /// Run in the background; `ps` lists the container, `logs` prints its output, `rm` removes it
     #[arg(short, long)]
     pub(crate) detach: bool,
-    /// Remove the container when it ends, which is the default without --detach
-    #[arg(
-        long,
-        value_name = "true|false",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        value_parser = boolean
-    )]
-    pub(crate) rm: Option<bool>,
     #[command(flatten)]
     pub(crate) tty: Tty,
     #[command(flatten)]
@@ -55,6 +45,17 @@ impl From<ImageVolumeChoice> for ImageVolumes {
 // with these options.
 #[derive(Debug, Args)]
 pub(crate) struct NewContainer {
+    /// Remove the container when it ends. This is the default of `run` without --detach; with --rm=false, the container
+    /// stays until `quire rm`
+    #[arg(
+        long,
+        value_name = "true|false",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = boolean
+    )]
+    pub(crate) rm: Option<bool>,
     #[command(flatten)]
     pub(crate) wanted: ContainerOptions,
     /// Publish ports of the container on ports of the host; implies `--network pasta`. Without HOST, Quire chooses a

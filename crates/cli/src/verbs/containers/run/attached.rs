@@ -11,7 +11,9 @@ use container::life::background;
 use container::life::monitor_report::{self, EndReport, MonitorReport};
 use container::life::prepare::Ready;
 use container::life::running::Seat;
-use container::life::terminal::{Attached, Events, Left, SHORT_MOMENT, is_spared_interrupts, link};
+use container::life::terminal::{
+    Attached, Events, Left, SHORT_MOMENT, TerminalLog, is_spared_interrupts, link,
+};
 use kernel::process::{Pid, Process, ProcessError, Requests, Signal, start_behind};
 use kernel::terminal::{Modes, Receiver};
 
@@ -31,6 +33,7 @@ pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
     let (link, keeper) = link().context("cannot talk to the container's monitor")?;
     let seat = Seat { console: receiver.path(), keeper, modes: modes()? };
     let mut link = Some(link);
+    let log = ready.terminal_log();
     // The monitor changes its working directory.
     let store = ready.leaves_volumes().then(|| context.store_directory()).transpose()?;
     let (report, monitor) = {
@@ -54,6 +57,7 @@ pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
         monitor: &monitor,
         requests: Requests::default(),
         is_asked: None,
+        log,
     };
     let attached = Attached {
         input: input.as_fd(),
@@ -98,6 +102,8 @@ struct Caller<'a> {
     /// Number of requests to end the container.
     requests: Requests,
     is_asked: Option<Signal>,
+    /// `None` if the container is removed at its end.
+    log: Option<TerminalLog>,
 }
 
 impl Caller<'_> {
@@ -116,6 +122,12 @@ impl Caller<'_> {
 }
 
 impl Events for Caller<'_> {
+    fn output(&mut self, bytes: &[u8]) {
+        if let Some(log) = &mut self.log {
+            log.write(bytes);
+        }
+    }
+
     fn signal(&mut self, signal: Signal) -> Result<(), ProcessError> {
         // The monitor forwards the signal, or cancels the start. It may have exited.
         let _heard = self.monitor.signal(signal);

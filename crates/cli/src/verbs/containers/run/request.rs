@@ -1,6 +1,6 @@
 //! Third step of `run`: the command line becomes a [`ContainerRequest`], from which the container is planned.
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use container::bundle::Terminal;
 use container::plan::{ContainerRequest, PlanError};
 use container::restart_policy::RestartPolicy;
@@ -29,6 +29,8 @@ pub(in crate::verbs::containers) fn background_terminal(tty: &Tty) -> Terminal {
 /// How long a container is kept, and its terminal.
 pub(in crate::verbs::containers) struct RequestedLife {
     pub(in crate::verbs::containers) terminal: Terminal,
+    /// Whether the container is only made.
+    pub(in crate::verbs::containers) rests: bool,
     /// Whether the container is kept when it has ended.
     pub(in crate::verbs::containers) keep: bool,
     /// Whether standard input of a container in the background stays open.
@@ -37,12 +39,7 @@ pub(in crate::verbs::containers) struct RequestedLife {
 
 impl RequestedLife {
     pub(super) fn of_run(args: &Run) -> anyhow::Result<Self> {
-        if args.rm == Some(false) && !args.detach {
-            bail!(
-                "--rm=false: a container in the foreground is removed when it ends; one of --detach stays until `quire rm`"
-            );
-        }
-        let keep = args.detach && args.rm != Some(true);
+        let keep = !args.new.rm.unwrap_or(!args.detach);
         // Before the image is pulled.
         if args.new.restart != RestartPolicy::No && !keep {
             return Err(PlanError::Restart(args.new.restart).into());
@@ -50,6 +47,7 @@ impl RequestedLife {
         let _valid = args.new.log.limit()?;
         Ok(Self {
             terminal: terminal_of_run(args)?,
+            rests: false,
             keep,
             stdin: args.detach && args.tty.interactive,
         })
@@ -98,6 +96,7 @@ pub(super) fn container_wish(
         stdin: life.stdin,
         restart: args.restart,
         no_log: args.log.is_off(),
+        rests: life.rests,
         snapshot: None,
     })
 }

@@ -81,7 +81,7 @@ fn roll_back(context: &Context, args: &Rollback) -> anyhow::Result<Answer> {
         clear_unneeded(&store);
     }
     match begun {
-        Some(Begun::Failed(answer)) => Ok(answer),
+        Some(Begun::Over(answer)) => Ok(answer),
         _ => report::line(&id).map(|()| Answer::Yes),
     }
 }
