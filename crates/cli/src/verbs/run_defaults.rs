@@ -36,7 +36,7 @@ struct RunDefaults {
     /// Only for containers in the foreground: those in the background stay in any case.
     rm: Option<bool>,
     writable: Option<WritableChoice>,
-    memory: Option<NonZeroU64>,
+    memory: Option<u64>,
     cpus: Option<NonZeroU32>,
     cpu_shares: Option<NonZeroU64>,
     cpuset_cpus: Option<String>,
@@ -200,7 +200,7 @@ mod tests {
             pull: Some(PullPolicy::Never),
             rm: Some(false),
             writable: Some(writable("dir,size=1g").unwrap()),
-            memory: NonZeroU64::new(512 << 20),
+            memory: Some(512 << 20),
             cpus: NonZeroU32::new(150_000),
             cpu_shares: NonZeroU64::new(512),
             cpuset_cpus: Some("0-2".to_owned()),
@@ -252,14 +252,15 @@ mod tests {
         };
         let new = filled(&["app"]);
         assert_eq!(new.wanted.network, Some(NetworkKind::Host));
-        assert_eq!(new.wanted.memory, NonZeroU64::new(64 << 20));
+        assert_eq!(new.wanted.memory, Some(64 << 20));
         assert_eq!(new.wanted.security.pids_limit, Some(9));
         assert_eq!(new.wanted.writable, Some(WritableChoice::Memory(None)));
         let new = filled(&["--network", "none", "--memory", "8m", "--read-only", "app"]);
         assert_eq!(new.wanted.network, Some(NetworkKind::None));
-        assert_eq!(new.wanted.memory, NonZeroU64::new(8 << 20));
+        assert_eq!(new.wanted.memory, Some(8 << 20));
         assert_eq!(new.wanted.writable, None);
         assert_eq!(filled(&["-p", "", "app"]).wanted.network, Some(NetworkKind::Host));
+        assert_eq!(filled(&["--memory", "0", "app"]).wanted.memory_limit(), None);
         // Published ports need pasta.
         assert_eq!(filled(&["-p", "80", "app"]).wanted.network, None);
     }

@@ -93,11 +93,18 @@ pub struct NameMount {
     pub access: Access,
 }
 
+impl Resolver {
+    /// Whether the container gets the file: without a network, only if the caller has options for it.
+    fn is_needed(&self, network: &Network) -> bool {
+        *network != Network::None || *self != Self::default()
+    }
+}
+
 impl Names {
     /// Returns the paths of the files that [`files`] makes.
     pub(crate) fn places(&self, network: &Network) -> Vec<&'static str> {
         let hosts = self.hosts.as_ref().map(|_| HOSTS);
-        let resolver = self.resolver.as_ref().filter(|_| *network != Network::None);
+        let resolver = self.resolver.as_ref().filter(|it| it.is_needed(network));
         hosts.into_iter().chain(resolver.map(|_| RESOLVER)).chain([HOSTNAME]).collect()
     }
 }
@@ -155,12 +162,17 @@ pub fn files(
             | Network::Named
             | Network::Pasta => read(HOSTS)?,
         };
-        files.push(NameFile { place: HOSTS, text: hosts_text(extra, &base, hostname) });
+        let mut extra = extra.clone();
+        if *network == Network::Host {
+            extra.extend(own_host(&extra));
+        }
+        files.push(NameFile { place: HOSTS, text: hosts_text(&extra, &base, hostname) });
     }
-    if let (Some(resolver), true) = (&names.resolver, *network != Network::None) {
-        let mut host = read(RESOLVER)?;
+    if let Some(resolver) = names.resolver.as_ref().filter(|it| it.is_needed(network)) {
+        // Without a network, the host's name servers are unreachable.
+        let mut host = if *network == Network::None { String::new() } else { read(RESOLVER)? };
         let is_elsewhere = *network != Network::Host;
-        if is_elsewhere && servers(&host).all(|it| it.is_loopback()) {
+        if is_elsewhere && *network != Network::None && servers(&host).all(|it| it.is_loopback()) {
             // The host has a stub resolver, which forwards requests to these other servers.
             let upstream = read(UPSTREAM)?;
             if !upstream.is_empty() {
@@ -227,6 +239,17 @@ fn hosts_text(extra: &[Host], base: &str, own: &str) -> String {
     }
     let lines = hosts.iter().filter(|it| !it.names.is_empty());
     lines.map(|it| format!("{}\t{}\n", it.address, it.names.join(" "))).collect()
+}
+
+/// Names of the host in containers. Source: podman-run(1), `--add-host`, and Docker.
+const HOST_NAMES: [&str; 2] = ["host.containers.internal", "host.docker.internal"];
+
+/// Returns the line with the names of the host for a container in its network, without names that `extra` has.
+fn own_host(extra: &[Host]) -> Option<Host> {
+    let is_given = |name: &str| extra.iter().any(|it| it.names.iter().any(|it| it == name));
+    let names = HOST_NAMES.into_iter().filter(|it| !is_given(it)).map(str::to_owned);
+    let names: Vec<_> = names.collect();
+    (!names.is_empty()).then_some(Host { address: V4, names })
 }
 
 const LOCALHOST: &str = "localhost";
@@ -346,6 +369,34 @@ mod tests {
             "::1 localhost\nfe80::1%lo0 localhost\n",
             "10.0.0.1\tlocalhost\n10.0.0.2\tme\n",
         );
+    }
+
+    #[test]
+    fn the_host_has_names_in_its_network() {
+        let text = |extra: Vec<Host>, network: &Network| {
+            let names = Names { hosts: Some(extra), resolver: None };
+            files(&names, network, "me").unwrap().swap_remove(0).text
+        };
+        let line = "127.0.0.1\thost.containers.internal host.docker.internal\n";
+        assert!(text(Vec::new(), &Network::Host).contains(line));
+        assert!(!text(Vec::new(), &Network::None).contains("host.containers.internal"));
+        let given = text(vec![extra("10.0.0.1", "host.docker.internal")], &Network::Host);
+        assert!(given.contains("10.0.0.1\thost.docker.internal\n"), "{given}");
+        assert!(given.contains("127.0.0.1\thost.containers.internal\n"), "{given}");
+    }
+
+    #[test]
+    fn a_container_without_a_network_has_only_the_resolver_of_its_options() {
+        let text = |resolver: Resolver| {
+            let names = Names { hosts: None, resolver: Some(resolver) };
+            let files = files(&names, &Network::None, "me").unwrap();
+            files.into_iter().find(|it| it.place == RESOLVER).map(|it| it.text)
+        };
+        assert_eq!(text(Resolver::default()), None);
+        let options = Some(vec!["ndots:2".to_owned()]);
+        let servers = Some(vec!["1.1.1.1".parse().unwrap()]);
+        let asked = Resolver { servers, options, ..Resolver::default() };
+        assert_eq!(text(asked).as_deref(), Some("nameserver 1.1.1.1\noptions ndots:2\n"));
     }
 
     #[test]

@@ -79,7 +79,7 @@ pub(crate) fn bundle_options(
         },
         access,
         is_limited: wanted.has_limits(),
-        memory: wanted.memory,
+        memory: wanted.memory_limit(),
         pids: crate::verbs::containers::security::pids(&wanted.security)?,
         cpu: Cpu {
             quota: wanted.cpu.cpus,
@@ -158,7 +158,7 @@ pub(crate) fn writable_wish(
 ) -> WritableChoice {
     let remark = |text: &str| context.remark(text);
     let default = || WritableChoice::default_of(context.who(), store, &context.search(), &remark);
-    wish(wanted).cloned().unwrap_or_else(default).within(wanted.memory)
+    wish(wanted).cloned().unwrap_or_else(default).within(wanted.memory_limit())
 }
 
 /// Describes the default writable layer of `run`, with the reason if it is not the usual one.

@@ -264,3 +264,30 @@ fn defaults_come_from_a_file() {
         assert!(ran.err.contains(&folder.display().to_string()), "{}", ran.err);
     }
 }
+
+/// Source: podman-run(1), `--memory`, `--name` and `--volume`.
+#[test]
+fn values_have_podmans_meanings() {
+    let Some(place) = with_programs() else { return };
+    for name in ["d", "e"] {
+        fs::create_dir(place.path(name)).unwrap();
+    }
+    place.out("run --quiet --memory 0 a true");
+    let ran = place.run("run --quiet --memory 1k a true");
+    assert!(ran.code == Some(125) && ran.err.contains("at least 6m"), "{}", ran.err);
+    let _guard = Rm(&place, "c");
+    assert_eq!(place.out("create --name /c a true"), "c\n");
+    assert_eq!(place.out("ps -aq --filter name=^/c$"), "c\n");
+    assert_eq!(place.out("start --attach /c"), "");
+    place.out("rm /c");
+    for name in ["c/", "//c", "/c/d"] {
+        let ran = place.run(&format!("create --name {name} a true"));
+        assert!(ran.code == Some(125) && ran.err.contains("is not a"), "{name}: {}", ran.err);
+    }
+    let mounts = "-v ./d:/d -v ./d:/d --tmpfs /t --tmpfs /t -v data:/v -v data:/v";
+    place.out(&format!("run --quiet {mounts} a true"));
+    for mounts in ["-v ./d:/d -v ./e:/d", "--tmpfs /d --tmpfs /d:ro", "-v ./d:/d --tmpfs /d"] {
+        let ran = place.run(&format!("run --quiet {mounts} a true"));
+        assert!(ran.code == Some(125) && ran.err.contains("two mounts"), "{mounts}: {}", ran.err);
+    }
+}

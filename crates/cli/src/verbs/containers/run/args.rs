@@ -89,7 +89,7 @@ pub(crate) struct NewContainer {
     #[command(flatten)]
     pub(crate) log: LogOptions,
     /// Name the container: 1 to 64 letters, digits, `-`, `_` and `.`. The default is twelve random hexadecimal digits
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = container_name)]
     pub(crate) name: Option<String>,
     /// Remove the container that has the name of --name, if there is one, even if it runs
     #[arg(long, requires = "name")]
@@ -115,6 +115,11 @@ pub(crate) struct NewContainer {
     /// Command and arguments; by default those of the image
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
+}
+
+/// Removes the slash with which podman's and Docker's own names begin. The name is checked later.
+fn container_name(text: &str) -> Result<String, std::convert::Infallible> {
+    Ok(text.strip_prefix('/').unwrap_or(text).to_owned())
 }
 
 impl NewContainer {
