@@ -50,6 +50,7 @@ use crate::root::{
     BetweenOwners, MakeRootError, PlaceError, Root, Shape, TrustedImage, Via, WritableChoice,
     WritablePlace, make, may_have_acl, warm,
 };
+use crate::runtime::caller_fds::CallerFds;
 use crate::runtime::init::{self, InitError};
 use crate::runtime::{Kind, Runtime};
 use crate::store_ownership::OwnerError;
@@ -110,6 +111,7 @@ pub struct Ready {
     /// Held for the container's whole life, like `directory`.
     pub(crate) image: TrustedImage,
     pub(crate) directory: Option<OwnedFd>,
+    pub(crate) fds: CallerFds,
 }
 
 /// Reason why a container cannot be prepared. All its remains are removed.
@@ -501,6 +503,7 @@ fn prepare_in(
         is_again,
         image,
         directory,
+        fds: CallerFds::default(),
     })
 }
 
@@ -602,6 +605,12 @@ fn kept_place(
 }
 
 impl Ready {
+    /// Gives the program descriptors of this process's caller, which only this process can pass on.
+    #[must_use]
+    pub fn with_fds(self, fds: CallerFds) -> Self {
+        Self { fds, ..self }
+    }
+
     /// Returns the container's name.
     #[must_use]
     pub fn id(&self) -> &str {

@@ -46,8 +46,8 @@ pub struct Seat {
     pub console: String,
     /// The end of the connection that takes over the terminal when its caller has left.
     pub keeper: Keeper,
-    /// Settings of the caller's terminal.
-    pub modes: Modes,
+    /// Settings of the caller's terminal, if the input is one.
+    pub modes: Option<Modes>,
 }
 
 /// A monitor's thread that keeps the terminal of a container whose caller has left.
@@ -137,6 +137,7 @@ impl Ready {
             spec,
             terminal: self.terminal,
             has_open_stdin: self.has_open_stdin,
+            fds: &self.fds,
             streams,
             console,
             runtime: &self.runtime,

@@ -8,7 +8,7 @@ use quire_container::bundle::config::ImageConfig;
 use quire_container::bundle::{Access, BundleOptions, configure};
 use quire_container::folder::ROOT;
 use quire_container::life::log::LogLimit;
-use quire_container::life::monitor::{RunError, Start};
+use quire_container::life::monitor::{CallerStreams, RunError, Start};
 use quire_container::life::mount_staging::Stage;
 use quire_container::life::state::End;
 use quire_container::restart_policy::RestartPolicy;
@@ -16,6 +16,7 @@ use quire_container::root::{
     BetweenOwners, Root, Shape, Space, Trust, TrustedImage, VerityPolicy, Via, Writable, make,
 };
 use quire_container::runtime::Runtime;
+use quire_container::runtime::caller_fds::CallerFds;
 
 use crate::fixture::{Fixture, runtimes, turn};
 
@@ -73,6 +74,7 @@ impl Fixture {
             spec,
             terminal: options.terminal,
             has_open_stdin: false,
+            fds: &CallerFds::default(),
             streams: CallerStreams::None,
             console: None,
             runtime,

@@ -54,6 +54,7 @@ fn create(context: &Context, args: &Create) -> anyhow::Result<Answer> {
         rests: true,
         keep: args.new.rm != Some(true),
         stdin: args.tty.interactive,
+        fds: Vec::new(),
     };
     let Prepared { ready, .. } = prepare(context, &args.new, &life, given, signals)?;
     let id = ready.id().to_owned();

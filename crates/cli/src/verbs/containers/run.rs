@@ -11,6 +11,7 @@ pub(crate) mod hosts;
 mod request;
 
 use std::ffi::OsStr;
+use std::io::IsTerminal as _;
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -31,6 +32,7 @@ use container::network::PortError;
 use container::networks::NetworksError;
 use container::plan::{ContainerPlan, ContainerRequest, IdsChoice, ImageVolumes};
 use container::runtime::Runtime;
+use container::runtime::caller_fds::CallerFds;
 use kernel::process::{Process, Signals, start_behind};
 use store::ContainerSnapshot;
 #[cfg(feature = "serve")]
@@ -57,7 +59,7 @@ pub(crate) use args::{NewContainer, Run};
 use cid_file::CidFile;
 use find::FoundImage;
 use request::container_wish;
-pub(super) use request::{RequestedLife, background_terminal};
+pub(super) use request::{NO_FDS, RequestedLife, background_terminal};
 
 impl VerbArgs for Run {
     const NAME: &'static str = "run";
@@ -108,7 +110,7 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
     // Signals are blocked now, so that none ends this process between the creation of the container's folder and its
     // removal.
     let signals = Arc::new(Signals::block(&FORWARDED)?);
-    let life = RequestedLife::of_run(args)?;
+    let life = RequestedLife::of_run(context, args)?;
     let Prepared {
         ready,
         has_snapshot,
@@ -170,6 +172,9 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
 /// Runs a container without a terminal, and waits for its end.
 fn in_foreground(context: &Context, ready: Ready, keep: bool) -> anyhow::Result<Answer> {
     let remark = |text: &str| context.remark(text);
+    if ready.has_terminal() && !std::io::stdin().is_terminal() {
+        bail!("-t: standard input is not a terminal, which gVisor needs: leave -t out");
+    }
     let finish = match keep {
         true if ready.has_terminal() => bail!(
             "--rm=false: gVisor connects the container's terminal itself, so its output cannot be kept: leave out \
@@ -222,6 +227,7 @@ pub(super) fn prepare(
     let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR");
     let notes = Notes::of_user(context.who(), runtime_dir.as_deref());
     let runtime = runtime(context, args.runtime.as_deref(), notes.as_ref())?;
+    let fds = CallerFds::find(&life.fds, runtime.kind).context("--preserve-fds")?;
     let found = FoundImage::resolve(context, args, &signals)?;
     let config = image_config(found.images(), found.image.found())?;
     let id = args.name.clone().map_or_else(random_id, Ok)?;
@@ -259,7 +265,7 @@ pub(super) fn prepare(
         file.write(ready.id())?;
     }
     Ok(Prepared {
-        ready,
+        ready: ready.with_fds(fds),
         has_snapshot,
         #[cfg(feature = "serve")]
         lazy,

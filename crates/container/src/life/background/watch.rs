@@ -77,7 +77,9 @@ fn launch(
     let log = start.folder.join(RUNTIME_LOG);
     add_log(&mut run, start.runtime, &log, "json");
     let pid_file = start.folder.join(PID);
-    run.args(["run", "--detach"]).arg("--bundle").arg(start.folder);
+    run.args(["run", "--detach"]);
+    start.fds.pass(&mut run);
+    run.arg("--bundle").arg(start.folder);
     if let Some(socket) = start.console {
         run.args(["--console-socket", socket]);
     }
@@ -108,8 +110,9 @@ fn launch(
         }
     };
     run.stdout(output).stderr(errors);
-    let setup =
-        Setup { signals: Some(start.signals), keep: start.lock.as_slice(), ..Setup::default() };
+    let lifted = start.fds.lift(start.lock).map_err(|errno| write_failed(errno.into()))?;
+    let keep = start.fds.inherited(lifted.as_ref(), start.lock);
+    let setup = Setup { signals: Some(start.signals), keep: &keep, ..Setup::default() };
     let runtime = kernel::process::spawn(run, &setup).map_err(runtime_failed)?;
     let has_started = Arc::new(AtomicBool::new(false));
     let mut copy = (start.streams != CallerStreams::None).then(OutputCopy::default);

@@ -9,7 +9,7 @@ use container::plan::ImageVolumes;
 use container::restart_policy::RestartPolicy;
 
 use crate::args::ports::{Published, published};
-use crate::args::{ContainerOptions, Labels, LogOptions, Tty, boolean};
+use crate::args::{ContainerOptions, Descriptors, Labels, LogOptions, Tty, boolean};
 
 #[derive(Debug, Args)]
 pub(crate) struct Run {
@@ -18,6 +18,8 @@ pub(crate) struct Run {
     pub(crate) detach: bool,
     #[command(flatten)]
     pub(crate) tty: Tty,
+    #[command(flatten)]
+    pub(crate) descriptors: Descriptors,
     #[command(flatten)]
     pub(crate) new: NewContainer,
 }

@@ -1,6 +1,7 @@
 //! `run` with a terminal: a monitor in the background watches the container, while this process copies the terminal
 //! until the container ends or the caller detaches.
 
+use std::io::IsTerminal as _;
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -27,7 +28,10 @@ pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
     let (input, output) = (std::io::stdin(), std::io::stdout());
     let (id, path, signals) =
         (ready.id().to_owned(), ready.path().to_owned(), Arc::clone(ready.signals()));
-    let modes = || Modes::save(input.as_fd()).context("cannot read the settings of the terminal");
+    let modes = || {
+        let modes = input.is_terminal().then(|| Modes::save(input.as_fd())).transpose();
+        modes.context("cannot read the settings of the terminal")
+    };
     let receiver = Receiver::new(&path)
         .with_context(|| format!("cannot make a socket for the terminal in {}", path.display()))?;
     let (link, keeper) = link().context("cannot talk to the container's monitor")?;
@@ -76,7 +80,7 @@ pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
     if let Some(failure) = said.start(&signals, &mut |signal| events.signal(signal))? {
         return not_started(monitor_report::not_started(events.id, &failure, events.is_asked)?);
     }
-    let (left, master) = attached.copy(&modes, master, &mut events)?;
+    let (left, master) = attached.copy(modes.as_ref(), master, &mut events)?;
     if let (Left::Detached, Some(master), Some(link)) = (left, &master, link.take()) {
         link.leave(master.as_fd()).context("the container's monitor exited")?;
         report::error_line("");

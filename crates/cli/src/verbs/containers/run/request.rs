@@ -1,6 +1,6 @@
 //! Third step of `run`: the command line becomes a [`ContainerRequest`], from which the container is planned.
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use container::bundle::Terminal;
 use container::plan::{ContainerRequest, PlanError};
 use container::restart_policy::RestartPolicy;
@@ -17,8 +17,8 @@ use crate::verbs::containers::run::hosts::names_wish;
 use crate::verbs::containers::security;
 
 /// Returns the terminal of a container.
-fn terminal_of_run(args: &Run) -> anyhow::Result<Terminal> {
-    if args.detach { Ok(background_terminal(&args.tty)) } else { terminal(args.tty.when()) }
+fn terminal_of_run(context: &Context, args: &Run) -> Terminal {
+    if args.detach { background_terminal(&args.tty) } else { terminal(context, &args.tty) }
 }
 
 /// Returns the terminal of a container in the background: its output goes to the log, and nothing is typed.
@@ -35,18 +35,29 @@ pub(in crate::verbs::containers) struct RequestedLife {
     pub(in crate::verbs::containers) keep: bool,
     /// Whether standard input of a container in the background stays open.
     pub(in crate::verbs::containers) stdin: bool,
+    /// Descriptors of the caller for the program, by their numbers.
+    pub(in crate::verbs::containers) fds: Vec<i32>,
 }
 
+/// Refusal of descriptors for a program that another process watches.
+pub(in crate::verbs::containers) const NO_FDS: &str = "--preserve-fds: only a program in the foreground and without a \
+    terminal can have descriptors of the caller: leave out --detach and -t";
+
 impl RequestedLife {
-    pub(super) fn of_run(args: &Run) -> anyhow::Result<Self> {
+    pub(super) fn of_run(context: &Context, args: &Run) -> anyhow::Result<Self> {
         let keep = !args.new.rm.unwrap_or(!args.detach);
         // Before the image is pulled.
         if args.new.restart != RestartPolicy::No && !keep {
             return Err(PlanError::Restart(args.new.restart).into());
         }
         let _valid = args.new.log.limit()?;
+        let (terminal, fds) = (terminal_of_run(context, args), args.descriptors.numbers());
+        if (args.detach || terminal == Terminal::New) && !fds.is_empty() {
+            bail!("{NO_FDS}");
+        }
         Ok(Self {
-            terminal: terminal_of_run(args)?,
+            terminal,
+            fds,
             rests: false,
             keep,
             stdin: args.detach && args.tty.interactive,
