@@ -144,6 +144,7 @@ pub(crate) const CONTAINER: &[OptionGroup] = &[
             "runtime",
             "stop_signal",
             "stop_timeout",
+            "attach",
             "preserve_fds",
             "preserve_fd",
         ],

@@ -64,8 +64,8 @@ pub struct Start<'a> {
     pub has_open_stdin: bool,
     /// Descriptors of this process's caller that the program gets.
     pub fds: &'a CallerFds,
-    /// Streams of this process that the program uses, if the container is recorded as one in the background is.
-    pub streams: CallerStreams,
+    /// Streams of this process that the program uses, if the container is in the foreground and recorded.
+    pub streams: Option<CallerStreams>,
     /// Path of the socket to which the runtime sends the terminal, if this process or its parent has that socket.
     pub console: Option<&'a str>,
     pub runtime: &'a Runtime,
@@ -86,15 +86,19 @@ pub struct Start<'a> {
     pub notes: Option<&'a Notes>,
 }
 
-/// Standard streams of a container's monitor that the program uses.
+/// Standard streams of a container's monitor that the program uses. Output also goes to the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CallerStreams {
-    /// None: output goes only to the log.
-    None,
-    /// Output goes to the log and to the monitor's streams.
-    Output,
-    /// The same, and the program reads the monitor's standard input.
-    All,
+pub struct CallerStreams {
+    pub input: bool,
+    pub output: bool,
+    pub errors: bool,
+}
+
+impl CallerStreams {
+    /// All streams.
+    pub const ALL: Self = Self { input: true, output: true, errors: true };
+    /// Those for output.
+    pub const OUTPUTS: Self = Self { input: false, output: true, errors: true };
 }
 
 impl Start<'_> {

@@ -124,7 +124,7 @@ impl Ready {
         &'a self,
         spec: RuntimeSpec,
         console: Option<&'a str>,
-        streams: CallerStreams,
+        streams: Option<CallerStreams>,
     ) -> Start<'a> {
         Start {
             id: &self.id,
@@ -173,7 +173,7 @@ impl Ready {
     pub fn run(mut self, remark: &dyn Fn(&str)) -> Finish {
         self.offer();
         let spec = std::mem::take(&mut self.spec);
-        let end = monitor::run(&self.start(spec, None, CallerStreams::None), remark);
+        let end = monitor::run(&self.start(spec, None, None), remark);
         let has_lost = self.has_lost();
         let stays = self.into_ended().take_down(Runs::Perhaps, || {}).err();
         Finish { end, has_lost, stays }
@@ -183,7 +183,7 @@ impl Ready {
     /// code and a sentence if it does not start. With a `seat`, the exit code and a sentence also follow at the end.
     pub fn watch(self, report: OwnedFd, seat: Option<Seat>, clock: &dyn Fn() -> i64) {
         let report = Some(File::from(report));
-        let _told = self.watch_with(report, seat, CallerStreams::None, clock, &|_| {});
+        let _told = self.watch_with(report, seat, None, clock, &|_| {});
     }
 
     /// Runs the container to its end in the foreground of this process, which is also its monitor, so that the container
@@ -195,14 +195,14 @@ impl Ready {
         clock: &dyn Fn() -> i64,
         remark: &dyn Fn(&str),
     ) -> Finish {
-        self.watch_with(None, None, streams, clock, remark)
+        self.watch_with(None, None, Some(streams), clock, remark)
     }
 
     fn watch_with(
         mut self,
         mut report: Option<File>,
         seat: Option<Seat>,
-        streams: CallerStreams,
+        streams: Option<CallerStreams>,
         clock: &dyn Fn() -> i64,
         remark: &dyn Fn(&str),
     ) -> Finish {
@@ -221,7 +221,7 @@ impl Ready {
         let console = console.or_else(|| own.as_ref().map(|own| own.console.clone()));
         let own = own.and_then(|own| own.keep(&self.path, self.log_size));
         let keeping = seat.map(|seat| seat.keep(&self.path, self.log_size));
-        if streams == CallerStreams::None {
+        if streams.is_none() {
             // The monitor must not keep the caller's working directory in use.
             let _moved = std::env::set_current_dir("/");
         }

@@ -8,7 +8,7 @@ use quire_container::bundle::config::ImageConfig;
 use quire_container::bundle::{Access, BundleOptions, configure};
 use quire_container::folder::ROOT;
 use quire_container::life::log::LogLimit;
-use quire_container::life::monitor::{CallerStreams, RunError, Start};
+use quire_container::life::monitor::{RunError, Start};
 use quire_container::life::mount_staging::Stage;
 use quire_container::life::state::End;
 use quire_container::restart_policy::RestartPolicy;
@@ -75,7 +75,7 @@ impl Fixture {
             terminal: options.terminal,
             has_open_stdin: false,
             fds: &CallerFds::default(),
-            streams: CallerStreams::None,
+            streams: None,
             console: None,
             runtime,
             signals: &Signals::block(&[]).unwrap(),

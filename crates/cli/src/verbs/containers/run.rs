@@ -140,7 +140,7 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
     let ended = if ready.has_terminal_of_ours() {
         attached::run(context, ready)
     } else {
-        in_foreground(context, ready, life.keep)
+        in_foreground(context, ready, life.keep, args.attach.streams())
     };
     if has_snapshot {
         clear_after_end(context);
@@ -170,17 +170,27 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
 }
 
 /// Runs a container without a terminal, and waits for its end.
-fn in_foreground(context: &Context, ready: Ready, keep: bool) -> anyhow::Result<Answer> {
+fn in_foreground(
+    context: &Context,
+    ready: Ready,
+    keep: bool,
+    streams: CallerStreams,
+) -> anyhow::Result<Answer> {
     let remark = |text: &str| context.remark(text);
     if ready.has_terminal() && !std::io::stdin().is_terminal() {
         bail!("-t: standard input is not a terminal, which gVisor needs: leave -t out");
     }
-    let finish = match keep {
+    let is_recorded = keep || streams != CallerStreams::ALL;
+    if !streams.output && !streams.errors {
+        // As in podman, which prints the id of a container whose output nothing else shows.
+        report::line(ready.id())?;
+    }
+    let finish = match is_recorded {
         true if ready.has_terminal() => bail!(
             "--rm=false: gVisor connects the container's terminal itself, so its output cannot be kept: leave out \
             -t, or use --rm"
         ),
-        true => ready.run_and_record(CallerStreams::All, &|| now().0, &remark),
+        true => ready.run_and_record(streams, &|| now().0, &remark),
         false => ready.run(&remark),
     };
     finished(context, finish)

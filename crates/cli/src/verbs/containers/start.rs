@@ -272,7 +272,7 @@ impl<'a> Starter<'a> {
             // Such a check would discard the signals that are for the container.
             store.give_up_when(|| false);
             let remark = |text: &str| context.remark(text);
-            let finish = ready.run_and_record(CallerStreams::Output, &|| now().0, &remark);
+            let finish = ready.run_and_record(CallerStreams::OUTPUTS, &|| now().0, &remark);
             return finished(context, finish).map(Begun::Over);
         }
         let (id, folder) = (ready.id().to_owned(), ready.path().to_owned());

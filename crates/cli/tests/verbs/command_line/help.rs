@@ -216,7 +216,6 @@ fn mistakes_are_told_with_what_was_meant() {
         ("build dir:tree nowhere/image", 2, "mkdir -p 'nowhere'"),
         ("build dir:tree tree", 2, "is a directory"),
         ("build dir:tree /dev/null", 2, "is not a regular file"),
-        ("run --tty always debian", 125, "standard input is not a terminal"),
         ("cat --json debian:/etc/long", 2, "--json"),
         ("dump --json debian", 2, "--json"),
         ("dump debian:/etc", 2, "whole images"),

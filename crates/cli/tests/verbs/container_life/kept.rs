@@ -140,3 +140,40 @@ fn a_created_container_may_be_removed_at_its_end() {
     let ran = place.run("create --rm --restart always a true");
     assert!(ran.code == Some(125) && ran.err.contains("and not --rm"), "{}", ran.err);
 }
+
+/// Source: podman-run(1), `--attach`.
+#[test]
+fn only_the_attached_streams_are_connected() {
+    let Some(place) = place() else { return };
+    for runtime in runtimes() {
+        let run = |options: &[&str]| {
+            let before = ["run", "--quiet", "-u", "0", "--runtime", runtime, "--name", "c"];
+            let script = "cat; echo out; echo err >&2; exit 4";
+            let words = [&before[..], options, &["a", "--", "sh", "-c", script]].concat();
+            let mut run = place.command(&words);
+            run.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            let mut child = run.spawn().unwrap();
+            // The program may not have this input.
+            let _unread = child.stdin.take().unwrap().write_all(b"in\n");
+            Ran::from_output(&child.wait_with_output().unwrap())
+        };
+        for (options, out, err) in [
+            (&["-a", "stdout"][..], "out\n", ""),
+            (&["-a", "stderr", "-a", "stdin"], "", "err\n"),
+            (&["--attach=STDIN", "--attach=STDOUT"], "in\nout\n", ""),
+            (&["-a", "stdin"], "c\n", ""),
+            (&["--detach-keys="], "in\nout\n", "err\n"),
+        ] {
+            let ran = run(options);
+            assert_eq!((ran.code, &*ran.out, &*ran.err), (Some(4), out, err), "{options:?}");
+            assert_eq!(names(&place), "", "{options:?}");
+        }
+        let _guard = Rm(&place, "c");
+        assert_eq!(run(&["-a", "stdin", "--rm=false"]).out, "c\n");
+        let logs = place.run("logs c");
+        assert_eq!((&*logs.out, &*logs.err), ("in\nout\n", "err\n"), "{runtime}");
+        place.out("rm c");
+    }
+    let ran = place.run("run -d -a stdout a true");
+    assert!(ran.code == Some(125) && ran.err.contains("cannot be used with"), "{}", ran.err);
+}

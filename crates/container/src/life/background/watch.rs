@@ -87,7 +87,7 @@ fn launch(
     let mut streams = Streams::default();
     // A program that reads from a pipe with a writer waits, as it would wait for a caller.
     let input = match start.owner {
-        _ if start.streams == CallerStreams::All => {
+        _ if start.streams.is_some_and(|it| it.input) => {
             let (kind, spec) = (start.runtime.kind, &start.spec);
             let replaced = Streams::replace_stdin(&mut run, kind, spec, &spec.process);
             streams = replaced.map_err(write_failed)?;
@@ -115,7 +115,7 @@ fn launch(
     let setup = Setup { signals: Some(start.signals), keep: &keep, ..Setup::default() };
     let runtime = kernel::process::spawn(run, &setup).map_err(runtime_failed)?;
     let has_started = Arc::new(AtomicBool::new(false));
-    let mut copy = (start.streams != CallerStreams::None).then(OutputCopy::default);
+    let mut copy = start.streams.map(|streams| OutputCopy { streams, is_unread: false });
     let copies = Arc::clone(&has_started);
     let sink = move |pipe: usize, bytes: &[u8]| {
         let stream = if pipe == 0 { LogStream::Output } else { LogStream::Errors };
@@ -171,8 +171,9 @@ fn launch(
 }
 
 /// Copies a container's output to this process's streams.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct OutputCopy {
+    streams: CallerStreams,
     /// Whether the reader of a stream is gone.
     is_unread: bool,
 }
@@ -182,8 +183,9 @@ impl OutputCopy {
     /// `SIGPIPE`. Other failures lose the output, which is still in the log.
     fn write(&mut self, stream: LogStream, bytes: &[u8]) {
         let written = match stream {
-            LogStream::Output => write_whole(std::io::stdout().lock(), bytes),
-            LogStream::Errors => write_whole(std::io::stderr().lock(), bytes),
+            LogStream::Output if self.streams.output => write_whole(io::stdout().lock(), bytes),
+            LogStream::Errors if self.streams.errors => write_whole(io::stderr().lock(), bytes),
+            LogStream::Output | LogStream::Errors => Ok(()),
         };
         let is_broken = written.is_err_and(|it| it.kind() == io::ErrorKind::BrokenPipe);
         if is_broken && !std::mem::replace(&mut self.is_unread, true) {
@@ -236,7 +238,7 @@ fn attend(
     };
     // The caller of a container in the foreground can only send signals.
     let mut asked = |requests| match requests {
-        _ if start.streams == CallerStreams::None => {}
+        _ if start.streams.is_none() => {}
         0 | 1 => {}
         2 => remark(TWICE),
         _ => kill(start, &process),
@@ -294,7 +296,7 @@ pub fn watch(
 ) -> Result<End, RunError> {
     let runtime_failed = OperationError::at("run", &start.runtime.path);
     let write_failed = OperationError::at("write", start.folder);
-    if start.streams != CallerStreams::None
+    if start.streams.is_some()
         && let Some(stream) = crate::runtime::gvisor_stdio::directory()
     {
         return Err(RunError::Directory(stream));

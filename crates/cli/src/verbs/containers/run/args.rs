@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum, ValueHint};
+use container::life::monitor::CallerStreams;
 use container::plan::ImageVolumes;
 use container::restart_policy::RestartPolicy;
 
@@ -19,9 +20,60 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) tty: Tty,
     #[command(flatten)]
+    pub(crate) attach: AttachOptions,
+    #[command(flatten)]
     pub(crate) descriptors: Descriptors,
     #[command(flatten)]
     pub(crate) new: NewContainer,
+}
+
+/// A standard stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum StreamName {
+    Stdin,
+    Stdout,
+    Stderr,
+}
+
+// How the program in the foreground is connected to the caller.
+#[derive(Debug, Args)]
+pub(crate) struct AttachOptions {
+    /// Connect only these standard streams of the caller, instead of all three. Without stdout and stderr, the
+    /// container's name is printed
+    #[arg(
+        short,
+        long,
+        value_enum,
+        ignore_case = true,
+        value_name = "STREAM",
+        conflicts_with_all = ["detach", "terminal"]
+    )]
+    attach: Vec<StreamName>,
+    /// Accepted without effect: only an empty value, or the keys Ctrl-P Ctrl-Q
+    #[arg(long, value_name = "KEYS", hide = true, value_parser = ["", "ctrl-p,ctrl-q"])]
+    detach_keys: Option<String>,
+    /// Accepted without effect: signals are always passed on
+    #[arg(
+        long,
+        hide = true,
+        value_name = "true",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = ["true"]
+    )]
+    sig_proxy: Option<String>,
+}
+
+impl AttachOptions {
+    pub(crate) fn streams(&self) -> CallerStreams {
+        let has = |stream| self.attach.is_empty() || self.attach.contains(&stream);
+        CallerStreams {
+            input: has(StreamName::Stdin),
+            output: has(StreamName::Stdout),
+            errors: has(StreamName::Stderr),
+        }
+    }
 }
 
 /// Treatment of an image's volumes. The words are podman's.
