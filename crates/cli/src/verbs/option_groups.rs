@@ -145,6 +145,7 @@ pub(crate) const CONTAINER: &[OptionGroup] = &[
             "stop_signal",
             "stop_timeout",
             "attach",
+            "tz",
             "preserve_fds",
             "preserve_fd",
         ],

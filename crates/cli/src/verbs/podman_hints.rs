@@ -138,7 +138,6 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
     ),
     (RUN, &["--volumes-from"], "use `-v` with the same directory for both"),
     (RUN, &["--gpus"], "use `--device PATH` for each device file of the GPU"),
-    (RUN, &["--tz"], "use `-e TZ=ZONE`"),
     (RUN, &["--secret"], "use `-v FILE:/run/secrets/NAME:ro`"),
     (RUN, &["--domainname"], "use `--hostname HOST.DOMAIN`"),
     (RUN, &["--storage-opt"], "use `--writable dir,size=SIZE`"),

@@ -88,7 +88,7 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
     if let Some(NotStarted { code, .. }) = error.downcast_ref() {
         return *code;
     }
-    if error.chain().any(|it| is_port_in_use(it)) {
+    if error.chain().any(is_port_in_use) {
         return PORT_IN_USE;
     }
     error.downcast_ref().map_or(FAILED, RunError::exit_code)

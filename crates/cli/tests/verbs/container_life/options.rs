@@ -357,3 +357,30 @@ fn only_the_named_descriptors_of_the_caller_are_passed_on() {
     let ran = caller(&["exec", "--preserve-fd=6", "c", "true"]);
     assert!(ran.code == Some(125) && ran.err.contains("is a directory"), "{}", ran.err);
 }
+
+/// The image has no data of time zones.
+#[test]
+fn a_container_has_a_time_zone() {
+    let Some(place) = with_programs() else { return };
+    if !std::path::Path::new("/usr/share/zoneinfo/Asia/Tokyo").exists() {
+        testing::skipped("the host has no time zones (package tzdata)");
+        return;
+    }
+    let zone = fs::read("/usr/share/zoneinfo/Asia/Tokyo").unwrap();
+    let run = |options: &[&str]| {
+        let words = [&["run", "--quiet"][..], options, &["a", "cat", "/etc/localtime"]].concat();
+        place.command(&words).output().unwrap()
+    };
+    for options in [&["--tz", "Asia/Tokyo"][..], &["--tz=UTC", "--tz=Asia/Tokyo", "--read-only"]] {
+        let output = run(options);
+        assert!(output.status.success(), "{options:?}: {}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(output.stdout, zone, "{options:?}");
+    }
+    if let Ok(own) = fs::read("/etc/localtime") {
+        assert_eq!(run(&["--tz=local"]).stdout, own);
+    }
+    for (zone, expect) in [("../passwd", "use local for"), ("No/Where", "has no time zone in")] {
+        let ran = place.run(&format!("run --tz {zone} a true"));
+        assert!(ran.code == Some(125) && ran.err.contains(expect), "{zone}: {}", ran.err);
+    }
+}

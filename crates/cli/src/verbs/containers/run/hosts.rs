@@ -25,6 +25,7 @@ pub(crate) fn names_wish(wanted: &Wanted, network: &Network) -> anyhow::Result<N
             false => Some(hosts(wanted, network)?),
         },
         resolver: resolver(wanted)?,
+        zone: wanted.tz.clone(),
     })
 }
 
