@@ -131,6 +131,8 @@ fn a_created_container_may_be_removed_at_its_end() {
         assert_eq!((ran.code, &*ran.out, &*ran.err), (Some(5), "out\n", "err\n"), "{runtime}");
         assert_eq!(names(&place), "");
         create("exit 5");
+        let removed = place.out("inspect --format {{.HostConfig.AutoRemove}} c");
+        assert_eq!(removed, "true\n");
         place.out("start c");
         wait_for("the removal", || names(&place).is_empty());
         create("true");
