@@ -455,7 +455,10 @@ mod tests {
         let port = taken.local_addr().unwrap().port();
         let mine = |protocol| ports(Some("127.0.0.1"), port, 1, protocol);
         let error = mine(Protocol::Tcp).check().unwrap_err().to_string();
-        assert!(error.contains(&port.to_string()) && error.contains("address already in use"), "{error}");
+        assert!(
+            error.contains(&port.to_string()) && error.contains("address already in use"),
+            "{error}"
+        );
         mine(Protocol::Udp).check().unwrap();
         drop(taken);
         mine(Protocol::Tcp).check().unwrap();

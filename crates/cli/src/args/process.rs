@@ -70,7 +70,8 @@ pub(crate) struct Descriptors {
 impl Descriptors {
     /// Returns the numbers. Those of a row that are not open are left out, as in podman.
     pub(crate) fn numbers(&self) -> Vec<i32> {
-        let row = (FIRST..FIRST + i32::from(self.preserve_fds)).filter(|it| left_open(*it).is_some());
+        let row =
+            (FIRST..FIRST + i32::from(self.preserve_fds)).filter(|it| left_open(*it).is_some());
         row.chain(self.preserve_fd.iter().copied()).collect()
     }
 }

@@ -92,9 +92,7 @@ pub(crate) fn memory(text: &str) -> Result<u64, String> {
         return Ok(0);
     }
     match bytes(text)?.get() {
-        ..MEMORY_MIN => {
-            Err(format!("{text} is too little to start a container: use at least 6m"))
-        }
+        ..MEMORY_MIN => Err(format!("{text} is too little to start a container: use at least 6m")),
         size => Ok(size),
     }
 }

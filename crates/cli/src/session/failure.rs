@@ -83,14 +83,24 @@ impl std::fmt::Display for UsageError {
 impl Error for UsageError {}
 
 /// A network is not removed, because a container uses it.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "container {container} uses network {network}: remove the container first (`quire rm {container}`), or use --force"
-)]
+#[derive(Debug)]
 pub(crate) struct NetworkInUse {
     pub(crate) container: String,
     pub(crate) network: String,
 }
+
+impl std::fmt::Display for NetworkInUse {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { container, network } = self;
+        write!(
+            f,
+            "container {container} uses network {network}: remove the container first (`quire rm {container}`), or \
+            use --force"
+        )
+    }
+}
+
+impl Error for NetworkInUse {}
 
 /// Returns the exit code of `rm`, `volume rm` or `network rm` that removed nothing. Source: podman-rm(1),
 /// podman-volume-rm(1), podman-network-rm(1).

@@ -469,7 +469,11 @@ mod tests {
             assert_eq!(text.parse::<TimeZone>(), Err(TimeZoneError), "{text:?}");
         }
         let error = TimeZone::Named("Nowhere/At_all".to_owned()).read().unwrap_err();
-        assert!(error.source.to_string().contains("no time zone in /usr/share"), "{}", error.source);
+        assert!(
+            error.source.to_string().contains("no time zone in /usr/share"),
+            "{}",
+            error.source
+        );
     }
 
     #[test]

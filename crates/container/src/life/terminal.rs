@@ -212,7 +212,11 @@ struct Copying<'a> {
 }
 
 impl Copying<'_> {
-    fn run(&mut self, modes: Option<&Modes>, events: &mut dyn Events) -> Result<Left, ProcessError> {
+    fn run(
+        &mut self,
+        modes: Option<&Modes>,
+        events: &mut dyn Events,
+    ) -> Result<Left, ProcessError> {
         loop {
             let wants_room = !self.pending.is_empty() && !self.is_idle;
             let mut wanted = if self.is_idle { PollFlags::empty() } else { PollFlags::IN };
@@ -440,7 +444,13 @@ impl Keeper {
     /// Takes over the container's terminal if the caller leaves it, and calls `takes_over`. Then it writes the
     /// terminal's output into the log in the container's folder. Restores the caller's terminal if the caller is
     /// killed. Returns when the caller is gone, or when no process has the container's terminal open.
-    pub fn keep(self, modes: Option<Modes>, folder: &Path, log_size: LogLimit, takes_over: &dyn Fn()) {
+    pub fn keep(
+        self,
+        modes: Option<Modes>,
+        folder: &Path,
+        log_size: LogLimit,
+        takes_over: &dyn Fn(),
+    ) {
         match receive(&self.0) {
             Ok((Some(DETACH), Some(master))) => {
                 takes_over();

@@ -1,6 +1,6 @@
 //! Descriptors of the caller that a program in a container gets, as by `--preserve-fds` of podman.
 
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::process::Command;
 
 use kernel::process::left_open;

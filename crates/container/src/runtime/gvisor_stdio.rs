@@ -88,7 +88,8 @@ impl Streams {
         process: &SpecProcess,
     ) -> io::Result<Self> {
         let (ended, running) = io::pipe()?;
-        let input = Input::between(command, harm(kind, spec, process), io::stdin().as_fd(), &ended)?;
+        let input =
+            Input::between(command, harm(kind, spec, process), io::stdin().as_fd(), &ended)?;
         Ok(Self { input, outputs: Vec::new(), running: Some(running) })
     }
 

@@ -23,9 +23,7 @@ use container::life::monitor::{CallerStreams, FAILED, RunError};
 use container::life::monitor_report::{
     MonitorReport, NotStarted, StartReport, TakenBack, take_back,
 };
-use container::life::prepare::{
-    AdmittedImage, CallerEnvironment, PrepareError, Ready, random_id,
-};
+use container::life::prepare::{AdmittedImage, CallerEnvironment, PrepareError, Ready, random_id};
 use container::life::running::Finish;
 use container::life::signal::signal_number;
 use container::network::PortError;

@@ -31,7 +31,11 @@ fn kill_sends_one_signal() {
     assert_eq!(place.out("kill web"), "web\n");
     assert_eq!((status(&place, "web"), place.out("wait web")), ("exited".into(), "137\n".into()));
     let ran = place.run("kill web");
-    assert!(ran.code == Some(125) && ran.err.contains("the status of web is exited"), "{}", ran.err);
+    assert!(
+        ran.code == Some(125) && ran.err.contains("the status of web is exited"),
+        "{}",
+        ran.err
+    );
     // None gets the signal if one of them cannot get it.
     assert_eq!(place.run("kill other web").code, Some(125));
     assert_eq!(status(&place, "other"), "running");

@@ -479,7 +479,11 @@ fn what_was_lost_is_not_committed() {
     fs::write(flags.join("on"), "").unwrap();
     store.out("wait full");
     let ran = store.run("commit full b");
-    assert!(ran.code == Some(125) && ran.err.contains("some of its writes are lost"), "{}", ran.err);
+    assert!(
+        ran.code == Some(125) && ran.err.contains("some of its writes are lost"),
+        "{}",
+        ran.err
+    );
     // The test frees the disk space again.
     fs::remove_file(small.join("filler")).unwrap();
     fs::write(small.join("file"), vec![1; 20 << 20]).unwrap();

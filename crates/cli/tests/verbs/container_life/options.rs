@@ -322,9 +322,19 @@ fn only_the_named_descriptors_of_the_caller_are_passed_on() {
         let ran = run(&[]);
         assert!(!ran.out.contains("five") && !ran.out.contains("three"), "{runtime}: {}", ran.out);
         let ran = run(&["--preserve-fds", "1"]);
-        assert!(ran.out.ends_with("three\n") && !ran.out.contains("five"), "{}{}", ran.out, ran.err);
+        assert!(
+            ran.out.ends_with("three\n") && !ran.out.contains("five"),
+            "{}{}",
+            ran.out,
+            ran.err
+        );
         let ran = run(&["--preserve-fds", "1", "--rm=false", "--replace", "--name", "kept"]);
-        assert!(ran.out.ends_with("three\n") && !ran.out.contains("five"), "{}{}", ran.out, ran.err);
+        assert!(
+            ran.out.ends_with("three\n") && !ran.out.contains("five"),
+            "{}{}",
+            ran.out,
+            ran.err
+        );
         let ran = run(&["--preserve-fd", "5"]);
         match runtime {
             "crun" => {
@@ -373,7 +383,11 @@ fn a_container_has_a_time_zone() {
     };
     for options in [&["--tz", "Asia/Tokyo"][..], &["--tz=UTC", "--tz=Asia/Tokyo", "--read-only"]] {
         let output = run(options);
-        assert!(output.status.success(), "{options:?}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{options:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         assert_eq!(output.stdout, zone, "{options:?}");
     }
     if let Ok(own) = fs::read("/etc/localtime") {

@@ -346,7 +346,8 @@ fn a_kept_container_with_a_terminal_has_a_log() {
 #[test]
 fn a_terminal_needs_none_of_the_callers() {
     let Some(place) = place() else { return };
-    let script = "[ -t 0 ] && [ -t 1 ] && echo terminal; read line; echo \"got $line\"; cat; exit 3";
+    let script =
+        "[ -t 0 ] && [ -t 1 ] && echo terminal; read line; echo \"got $line\"; cat; exit 3";
     for runtime in runtimes() {
         let given = |words: &[&str], input: &[u8]| {
             let mut command = place.command(words);
@@ -358,16 +359,25 @@ fn a_terminal_needs_none_of_the_callers() {
         let run = ["run", "-it", "-u", "0", "--runtime", runtime, "a", "--", "sh", "-c", script];
         let ran = given(&run, b"typed\n");
         assert_eq!(ran.code, Some(3), "{runtime}: {}{}", ran.out, ran.err);
-        assert!(ran.out.contains("terminal\r\n") && ran.out.contains("got typed\r\n"), "{}", ran.out);
+        assert!(
+            ran.out.contains("terminal\r\n") && ran.out.contains("got typed\r\n"),
+            "{}",
+            ran.out
+        );
         assert!(ran.err.contains("standard input is not a terminal"), "{}", ran.err);
-        let ran = place.run_each(&["run", "-t", "--runtime", runtime, "a", "--", "sh", "-c", "[ -t 0 ]"]);
+        let ran =
+            place.run_each(&["run", "-t", "--runtime", runtime, "a", "--", "sh", "-c", "[ -t 0 ]"]);
         assert_eq!((ran.code, &*ran.out, &*ran.err), (Some(0), "", ""), "{runtime}");
         let _guard = Rm(&place, "c");
         start_sleep(&place, runtime);
         let exec = ["exec", "-t", "c", "sh", "-c", script];
         let ran = given(&exec, b"typed\n");
         assert_eq!(ran.code, Some(3), "{runtime}: {}{}", ran.out, ran.err);
-        assert!(ran.out.contains("terminal\r\n") && ran.out.contains("got typed\r\n"), "{}", ran.out);
+        assert!(
+            ran.out.contains("terminal\r\n") && ran.out.contains("got typed\r\n"),
+            "{}",
+            ran.out
+        );
         place.out("rm -f c");
     }
 }

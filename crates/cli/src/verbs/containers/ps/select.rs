@@ -185,8 +185,7 @@ impl ContainerFilters {
         let filters = &self.filters;
         let created = CreationTime::of(known);
         // As in podman and Docker, where a pattern may begin with a slash.
-        (any_matches(&self.names, &known.id)
-            || any_matches(&self.names, &format!("/{}", known.id)))
+        (any_matches(&self.names, &known.id) || any_matches(&self.names, &format!("/{}", known.id)))
             && any_matches(&self.ids, &known.id)
             && filters.fits("status", |word| {
                 let word = if word == "stopped" { "exited" } else { word };

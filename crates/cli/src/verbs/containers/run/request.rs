@@ -55,13 +55,7 @@ impl RequestedLife {
         if (args.detach || terminal == Terminal::New) && !fds.is_empty() {
             bail!("{NO_FDS}");
         }
-        Ok(Self {
-            terminal,
-            fds,
-            rests: false,
-            keep,
-            stdin: args.detach && args.tty.interactive,
-        })
+        Ok(Self { terminal, fds, rests: false, keep, stdin: args.detach && args.tty.interactive })
     }
 }
 

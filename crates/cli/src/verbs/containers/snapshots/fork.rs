@@ -243,7 +243,14 @@ impl Forker<'_> {
 fn run_hook(context: &Context, id: &str, hook: &str, number: u32) -> anyhow::Result<()> {
     let program = Program { env: vec![format!("QUIRE_FORK={number}")], ..usual()? };
     let command = ["sh", "-c", hook].map(str::to_owned).to_vec();
-    let args = Exec { detach: false, program, tty: usual()?, descriptors: usual()?, container: id.to_owned(), command };
+    let args = Exec {
+        detach: false,
+        program,
+        tty: usual()?,
+        descriptors: usual()?,
+        container: id.to_owned(),
+        command,
+    };
     match exec(context, &args)? {
         Answer::Program(0) => Ok(()),
         Answer::Program(code) => bail!("the hook of container {id} ended with {code}"),
