@@ -87,6 +87,8 @@ rm "$all"
 printf 'size=%s hash=%s - head=%s tail=%s\n' "$@"
 SCRIPT
 chmod 755 "$test/home/podman/pause" "$test/home/podman/bytecheck"
+# As in Fedora's package `filesystem`, which tests of permissions expect.
+chmod 555 "$test"
 # The tag of the image and this time are part of the tests.
 echo 20241011 > "$test/home/podman/testimage-id"
 touch --date=@1600000000 "$test/home/podman/testimage-id"

@@ -68,6 +68,10 @@ const PROGRAMS: [(&str, &str); 11] = [
 /// Directory of the shim and the images' script.
 const SCRIPTS: &str = "xtask/podman-tests";
 
+/// Defaults of containers that are podman's: a container in the foreground stays when it ends. With a network that is
+/// chosen, Quire also prints no remark about it.
+const DEFAULTS: &str = "rm = false\nnetwork = \"none\"\n";
+
 const PAGE: &str = "docs/podman-tests.md";
 
 /// Runs in a separate PID and mount namespace, which ends with this script, and with it all that the tests leave.
@@ -181,6 +185,10 @@ fn place(tests: &Path, binary: &Path) -> Result<TempDir> {
     fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755))?;
     for name in ["output", "tmp", "config", "user/tmp", "user/run", "user/config"] {
         fs::create_dir_all(path(name))?;
+    }
+    for folder in ["config/quire", "user/config/quire"] {
+        fs::create_dir_all(path(folder))?;
+        fs::write(path(folder).join("run.toml"), DEFAULTS)?;
     }
     for name in ["user", "user/tmp", "user/run", "user/config"] {
         fs::set_permissions(path(name), fs::Permissions::from_mode(0o700))?;

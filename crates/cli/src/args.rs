@@ -30,6 +30,7 @@ pub(crate) use labels::Labels;
 pub(crate) use logging::LogOptions;
 pub(crate) use memory::{WARM, Warm};
 pub(crate) use names::{AddedHost, Address, Names, Server};
+pub(crate) use process::Descriptors;
 #[cfg(feature = "registry")]
 pub(crate) use registry::{
     KeepIndexOption, LazyChoice, PULL_MEMORY, PullOptions, PullPolicy, RegistryOptions,

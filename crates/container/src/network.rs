@@ -97,6 +97,8 @@ pub struct PortError {
     port: u16,
     at: String,
     why: String,
+    /// Whether another program listens there.
+    pub is_in_use: bool,
 }
 
 /// Timeout of pasta's start. pasta asks only the kernel, for addresses and routes.
@@ -144,7 +146,7 @@ impl Ports {
 
     fn refused(&self, port: u16, error: &io::Error) -> PortError {
         let why = match error.kind() {
-            io::ErrorKind::AddrInUse => "it is in use: choose another one".to_owned(),
+            io::ErrorKind::AddrInUse => "address already in use: choose another port".to_owned(),
             io::ErrorKind::PermissionDenied => {
                 format!("only root may use it ({LOWEST}): choose one from 1024 on")
             }
@@ -152,7 +154,8 @@ impl Ports {
             _ => error.to_string(),
         };
         let at = self.address.map_or_else(String::new, |it| format!("'s address {it}"));
-        PortError { port, at, why }
+        let is_in_use = error.kind() == io::ErrorKind::AddrInUse;
+        PortError { port, at, why, is_in_use }
     }
 
     /// Formats the ports for pasta's options.
@@ -452,7 +455,10 @@ mod tests {
         let port = taken.local_addr().unwrap().port();
         let mine = |protocol| ports(Some("127.0.0.1"), port, 1, protocol);
         let error = mine(Protocol::Tcp).check().unwrap_err().to_string();
-        assert!(error.contains(&port.to_string()) && error.contains("in use"), "{error}");
+        assert!(
+            error.contains(&port.to_string()) && error.contains("address already in use"),
+            "{error}"
+        );
         mine(Protocol::Udp).check().unwrap();
         drop(taken);
         mine(Protocol::Tcp).check().unwrap();

@@ -112,6 +112,9 @@ pub struct ContainerRequest {
     /// Whether the log does not keep the output.
     #[serde(default)]
     pub no_log: bool,
+    /// Whether a new container is kept until its first start, although it is removed at its end.
+    #[serde(skip)]
+    pub rests: bool,
     /// Id of the uppermost snapshot below the writable layer of a new container. The record of an existing one has it.
     #[serde(skip)]
     pub snapshot: Option<String>,
@@ -146,6 +149,7 @@ impl ContainerRequest {
             stdin: false,
             restart: RestartPolicy::No,
             no_log: false,
+            rests: false,
             snapshot: None,
         }
     }
@@ -249,7 +253,7 @@ pub enum PlanError {
     KeepGroups,
     /// A container that does not stay at its end has a restart policy.
     #[error(
-        "--restart {0} needs a container in the background that stays when it ends: use --detach, without --rm"
+        "--restart {0} needs a container that stays when it ends: use --detach or --rm=false, and not --rm"
     )]
     Restart(RestartPolicy),
     /// The image has more volumes than a container may have.

@@ -222,7 +222,7 @@ mod tests {
     use kernel::mount::{Backing, Durability};
 
     use super::*;
-    use crate::bundle::etc_files::{Host, Names, Resolver};
+    use crate::bundle::etc_files::{Host, Names, Resolver, TimeZone};
     use crate::bundle::mounts::{MountKind, MountRequest, Volume};
     use crate::bundle::process_settings::ProcessSettings;
     use crate::bundle::security::{
@@ -354,6 +354,7 @@ mod tests {
                     search: Some(strings(&["example.org"])),
                     options: Some(strings(&["ndots:2"])),
                 }),
+                zone: Some(TimeZone::Named("UTC".to_owned())),
             }),
             init: InitChoice::Program("/sbin/tini".into()),
             stop_signal: Some("INT".to_owned()),
@@ -365,6 +366,7 @@ mod tests {
             stdin: true,
             restart: RestartPolicy::OnFailure { most: 3 },
             no_log: true,
+            rests: false,
             snapshot: None,
         }
     }

@@ -1,6 +1,7 @@
 //! OCI runtimes: how they are found and called, and their input.
 
 pub(crate) mod call;
+pub mod caller_fds;
 pub(crate) mod elf;
 mod find;
 mod fixes;

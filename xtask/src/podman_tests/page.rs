@@ -12,7 +12,8 @@ const HEAD: &str = "\
 and writes this page. Root runs them, and an ordinary user those of pasta, because they skip themselves for root. The
 tests are not changed. `xtask/podman-tests/podman.sh`, a script of at most 100 lines, translates commands of their setup
 and teardown; commands under test reach Quire as they are. Their image is made of programs of the host, because the
-original is in a registry.
+original is in a registry. A `run.toml` with `rm = false` keeps containers in the foreground, as podman does, and with
+`network = \"none\"` names Quire's default.
 
 Many tests compare whole messages, or podman's own exit codes. Such a test fails even if the command did what it should,
 and so does a test with many steps of which one needs an option that Quire lacks. Each test that does not pass is listed

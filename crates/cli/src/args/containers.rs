@@ -189,10 +189,10 @@ pub(crate) struct ContainerOptions {
         help = MOUNT
     )]
     pub(crate) mount: Vec<MountOption>,
-    /// Limit the container's memory, for example 512m; at least 6m. Above the limit, the kernel kills processes of the
-    /// container
+    /// Limit the container's memory, for example 512m; at least 6m, or 0 for no limit. Above the limit, the kernel kills
+    /// processes of the container
     #[arg(short, long, value_name = "SIZE", value_parser = memory)]
-    pub(crate) memory: Option<NonZeroU64>,
+    pub(crate) memory: Option<u64>,
     #[command(flatten)]
     pub(crate) cpu: super::cpu::Cpu,
     #[command(flatten)]
@@ -252,9 +252,14 @@ pub(crate) struct Tty {
 }
 
 impl ContainerOptions {
+    /// Returns the limit of memory, in bytes.
+    pub(crate) fn memory_limit(&self) -> Option<NonZeroU64> {
+        self.memory.and_then(NonZeroU64::new)
+    }
+
     /// Returns whether memory, processors or processes are limited.
     pub(crate) fn has_limits(&self) -> bool {
-        self.memory.is_some()
+        self.memory_limit().is_some()
             || self.cpu.cpus.is_some()
             || self.cpu.cpu_shares.is_some()
             || self.cpu.cpuset_cpus.is_some()

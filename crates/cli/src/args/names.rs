@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use clap::Args;
+use container::bundle::etc_files::TimeZone;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Address {
@@ -114,6 +115,10 @@ pub(crate) struct Names {
     /// Search names without a dot in this domain; . for none
     #[arg(long, value_name = "DOMAIN", value_parser = word)]
     pub(crate) dns_search: Vec<String>,
+    /// Give the container this time zone of the host, such as Europe/Berlin, or `local` for the host's own, as
+    /// /etc/localtime
+    #[arg(long, value_name = "ZONE", overrides_with = "tz")]
+    pub(crate) tz: Option<TimeZone>,
     /// Set an option of the DNS resolver, such as ndots:2
     #[arg(long, alias = "dns-opt", value_name = "OPTION", value_parser = word)]
     pub(crate) dns_option: Vec<String>,

@@ -56,6 +56,11 @@ impl FromStr for PortRange {
     }
 }
 
+/// Parses a value of `--publish`. An empty one publishes nothing, as in podman, because scripts have variables for it.
+pub(crate) fn published(text: &str) -> Result<Option<Published>, String> {
+    if text.is_empty() { Ok(None) } else { text.parse().map(Some) }
+}
+
 impl FromStr for Published {
     type Err = String;
 
@@ -126,8 +131,11 @@ mod tests {
             let expect = Published { text: text.to_owned(), address, host, container, protocol };
             assert_eq!(text.parse(), Ok(expect), "{text}");
         }
+        assert_eq!(published(""), Ok(None));
+        assert_eq!(published("80"), "80".parse().map(Some));
         for text in [
             "",
+            " ",
             ":",
             "0",
             "65536",

@@ -3,6 +3,8 @@
 use anyhow::bail;
 use clap::Args;
 use container::bundle::process_settings::{ProcessSettings, SysctlError, parse_sysctl};
+use container::runtime::caller_fds::FIRST;
+use kernel::process::left_open;
 
 /// Value of `--group-add` with which processes keep the caller's groups.
 const KEEP_GROUPS: &str = "keep-groups";
@@ -46,6 +48,32 @@ pub(crate) struct ProcessOptions {
         value_parser = clap::value_parser!(i16).range(-1000..=1000)
     )]
     pub(crate) oom_score_adj: Option<i16>,
+}
+
+// Descriptors of the caller for the program.
+#[derive(Debug, Args)]
+pub(crate) struct Descriptors {
+    /// Also pass on the first COUNT descriptors of the caller behind standard error, those from 3 on. The caller must
+    /// trust the program with these files
+    #[arg(long, value_name = "COUNT", default_value_t = 0, hide_default_value = true)]
+    preserve_fds: u8,
+    /// Also pass on these descriptors of the caller, such as 9,40 (only crun)
+    #[arg(
+        long,
+        value_name = "FD[,…]",
+        value_delimiter = ',',
+        value_parser = clap::value_parser!(i32).range(3..1024)
+    )]
+    preserve_fd: Vec<i32>,
+}
+
+impl Descriptors {
+    /// Returns the numbers. Those of a row that are not open are left out, as in podman.
+    pub(crate) fn numbers(&self) -> Vec<i32> {
+        let row =
+            (FIRST..FIRST + i32::from(self.preserve_fds)).filter(|it| left_open(*it).is_some());
+        row.chain(self.preserve_fd.iter().copied()).collect()
+    }
 }
 
 impl ProcessOptions {

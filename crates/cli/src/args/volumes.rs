@@ -155,7 +155,7 @@ pub(crate) fn mounts(wanted: &ContainerOptions) -> Vec<MountRequest> {
         MountOption::Request(request) => Some(request),
         MountOption::Volume(_) => None,
     });
-    mounts.chain(&wanted.tmpfs).cloned().chain(shm).collect()
+    once(mounts.chain(&wanted.tmpfs).cloned().chain(shm).collect())
 }
 
 /// Parses the value of a flag. The value may be missing, or one of Docker's words for yes and no.
@@ -213,7 +213,19 @@ pub(crate) fn volumes(wanted: &ContainerOptions) -> anyhow::Result<Vec<Volume>> 
         MountOption::Volume(volume) => Some(Ok(volume.clone())),
         MountOption::Request(_) => None,
     });
-    wanted.volume.iter().map(|it| volume(it)).chain(mounted).collect()
+    let all = wanted.volume.iter().map(|it| volume(it)).chain(mounted);
+    Ok(once(all.collect::<anyhow::Result<_>>()?))
+}
+
+/// Removes mounts that the command line repeats, which is no error in podman.
+fn once<T: PartialEq>(all: Vec<T>) -> Vec<T> {
+    let mut found = Vec::new();
+    for one in all {
+        if !found.contains(&one) {
+            found.push(one);
+        }
+    }
+    found
 }
 
 #[cfg(test)]

@@ -86,12 +86,13 @@ pub(crate) fn bytes(text: &str) -> Result<NonZeroU64, String> {
 /// the program. Source: Docker, `daemon/daemon_unix.go`, `linuxMinMemory`.
 const MEMORY_MIN: u64 = 6 << 20;
 
-/// Parses a value of `run --memory`.
-pub(crate) fn memory(text: &str) -> Result<NonZeroU64, String> {
-    match bytes(text)? {
-        size if size.get() < MEMORY_MIN => {
-            Err(format!("{text} is too little to start a container: use at least 6m"))
-        }
+/// Parses a value of `run --memory`; 0 means no limit, as in podman.
+pub(crate) fn memory(text: &str) -> Result<u64, String> {
+    if text == "0" {
+        return Ok(0);
+    }
+    match bytes(text)?.get() {
+        ..MEMORY_MIN => Err(format!("{text} is too little to start a container: use at least 6m")),
         size => Ok(size),
     }
 }

@@ -4,10 +4,11 @@ use std::error::Error;
 
 use container::life::layer_access::LookError;
 use container::life::lookup::KnownError;
+use container::life::monitor::FAILED;
 use oci::policy::{AdmitError, Refusal};
 use rustix::io::Errno;
 use serde::Serialize;
-use store::{ResolveError, StoreError, VolumeError};
+use store::{NetworkRecordError, ResolveError, StoreError, VolumeError};
 use transfer::evidence::UseError;
 
 use crate::output::report;
@@ -21,11 +22,8 @@ pub(crate) enum FailureKind {
     Other,
     /// The command line is wrong.
     Usage,
-    /// The store or the registry has no such image, container or store.
+    /// There is no such image, container, volume, network or store.
     Absent,
-    /// There is no such volume. Podman has another exit code for this.
-    #[serde(rename = "absent")]
-    AbsentVolume,
     /// A policy, or a registry's access control, refuses it.
     Refused,
     #[cfg_attr(
@@ -52,7 +50,6 @@ impl FailureKind {
     pub(crate) const fn exit_code(self) -> u8 {
         match self {
             Self::Other | Self::Usage => crate::FAILED,
-            Self::AbsentVolume => 1,
             Self::Absent => 3,
             Self::Refused => 4,
             Self::Network => 5,
@@ -85,6 +82,41 @@ impl std::fmt::Display for UsageError {
 
 impl Error for UsageError {}
 
+/// A network is not removed, because a container uses it.
+#[derive(Debug)]
+pub(crate) struct NetworkInUse {
+    pub(crate) container: String,
+    pub(crate) network: String,
+}
+
+impl std::fmt::Display for NetworkInUse {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { container, network } = self;
+        write!(
+            f,
+            "container {container} uses network {network}: remove the container first (`quire rm {container}`), or \
+            use --force"
+        )
+    }
+}
+
+impl Error for NetworkInUse {}
+
+/// Returns the exit code of `rm`, `volume rm` or `network rm` that removed nothing. Source: podman-rm(1),
+/// podman-volume-rm(1), podman-network-rm(1).
+pub(crate) fn removal_code(error: &anyhow::Error) -> u8 {
+    let is_use = |cause: &(dyn Error + 'static)| {
+        matches!(find(cause), Some(KnownError::Runs(_)))
+            || matches!(find(cause), Some(VolumeError::InUse { .. }))
+            || find::<NetworkInUse>(cause).is_some()
+    };
+    match FailureKind::from_error(error) {
+        FailureKind::Absent => 1,
+        _ if error.chain().any(is_use) => 2,
+        _ => FAILED,
+    }
+}
+
 fn from_cause(cause: &(dyn Error + 'static)) -> Option<FailureKind> {
     if cause.is::<UsageError>() {
         return Some(FailureKind::Usage);
@@ -95,12 +127,11 @@ fn from_cause(cause: &(dyn Error + 'static)) -> Option<FailureKind> {
         || matches!(find(cause), Some(KnownError::Absent { .. }))
         || matches!(find(cause), Some(LookError::Known(KnownError::Absent { .. })))
         || matches!(find(cause), Some(ResolveError::Absent { .. }))
-        || matches!(find(cause), Some(StoreError::Absent(_)));
+        || matches!(find(cause), Some(StoreError::Absent(_)))
+        || matches!(find(cause), Some(VolumeError::Absent(_)))
+        || matches!(find(cause), Some(NetworkRecordError::Absent(_)));
     if is_absent {
         return Some(FailureKind::Absent);
-    }
-    if matches!(find(cause), Some(VolumeError::Absent(_))) {
-        return Some(FailureKind::AbsentVolume);
     }
     let is_refused = matches!(find(cause), Some(UseError::Refused(_)))
         || matches!(find(cause), Some(AdmitError::Refused(_)))
@@ -139,7 +170,7 @@ fn from_cause(cause: &(dyn Error + 'static)) -> Option<FailureKind> {
 }
 
 /// Returns an error of type `E`, or one in a box.
-fn find<'a, E: Error + 'static>(cause: &'a (dyn Error + 'static)) -> Option<&'a E> {
+pub(crate) fn find<'a, E: Error + 'static>(cause: &'a (dyn Error + 'static)) -> Option<&'a E> {
     cause.downcast_ref().or_else(|| cause.downcast_ref::<Box<E>>().map(AsRef::as_ref))
 }
 

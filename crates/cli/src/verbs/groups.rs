@@ -12,6 +12,7 @@ use crate::session::context::Context;
 use crate::session::failure::UsageError;
 use crate::verbs::VerbArgs;
 use crate::verbs::command_words::CommandWords;
+use crate::verbs::exit_codes::ExitCodes;
 
 /// A group, its commands that have another name without it, and those that have the same name.
 struct Group {
@@ -147,6 +148,7 @@ impl VerbArgs for ContainerGroup {
         kill, logs, port, ps, restart, rm, run, start, stop and wait.";
     const EXAMPLES: &'static str = "quire container ls --all\n  quire container prune --force";
     const PRINTS_JSON: bool = false;
+    const EXIT_CODES: ExitCodes = ExitCodes::Objects;
 
     fn call(&self, _context: &Context) -> anyhow::Result<Answer> {
         Err(unknown(Self::NAME, self.words.first()))

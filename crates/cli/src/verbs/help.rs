@@ -6,7 +6,7 @@ use clap::{Arg, ArgAction, Command};
 
 use crate::output::width::{self, wrap};
 use crate::verbs::command_words::UnusedLine;
-use crate::verbs::exit_codes::EXIT_CODES;
+use crate::verbs::exit_codes::ExitCodes;
 use crate::verbs::option_groups::place;
 use crate::verbs::{VERBS, VerbRow, command, row};
 
@@ -30,7 +30,7 @@ pub(crate) fn explained() -> Command {
 
 /// Does the same for a terminal with this number of columns.
 fn explained_within(columns: usize) -> Command {
-    let mut command = command().after_help(BELOW_SHORT).after_long_help(EXIT_CODES);
+    let mut command = command().after_help(BELOW_SHORT).after_long_help(ExitCodes::Kinds.text());
     command = command.term_width(columns).mut_subcommands(|verb| {
         let Some(row) = row(verb.get_name()) else { return verb };
         let verb = verb.after_help(below(row, false)).after_long_help(below(row, true));
@@ -110,7 +110,7 @@ fn shorten(arg: Arg) -> Arg {
 fn below(verb: &VerbRow, is_long: bool) -> String {
     let global = if verb.prints_json { GLOBAL } else { GLOBAL_WITHOUT_JSON };
     match is_long {
-        true => format!("Examples:\n  {}\n\n{}\n\n{global}", verb.examples, verb.exit_codes),
+        true => format!("Examples:\n  {}\n\n{}\n\n{global}", verb.examples, verb.exit_codes.text()),
         false => format!(
             "Example:\n  {}\n\n{global}\nAll options, in full: `quire help {}`",
             verb.examples.lines().next().unwrap_or_default(),

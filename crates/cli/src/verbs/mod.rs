@@ -31,7 +31,7 @@ use clap::{Args, Command, Subcommand};
 
 use crate::Answer;
 use crate::session::context::Context;
-use crate::verbs::exit_codes::EXIT_CODES;
+use crate::verbs::exit_codes::ExitCodes;
 use crate::verbs::option_groups::OptionGroup;
 
 pub(crate) use command_line::{Cli, command};
@@ -52,8 +52,8 @@ pub(crate) trait VerbArgs: Args {
     const EXAMPLES: &'static str;
     /// Groups of options in help. Options in none of them come first.
     const GROUPS: &'static [OptionGroup] = &[];
-    /// The text on exit codes, below the examples.
-    const EXIT_CODES: &'static str = EXIT_CODES;
+    /// The exit codes for failures, which help lists below the examples.
+    const EXIT_CODES: ExitCodes = ExitCodes::Kinds;
     /// Whether the verb accepts `--json`.
     const PRINTS_JSON: bool = true;
     /// Whether `-q` stands for `--quiet`, as in podman. Other verbs use the letter for something else, or for nothing.
@@ -72,7 +72,7 @@ pub(crate) struct VerbRow {
     pub(crate) group: &'static str,
     pub(crate) name: &'static str,
     pub(crate) examples: &'static str,
-    pub(crate) exit_codes: &'static str,
+    pub(crate) exit_codes: ExitCodes,
     pub(crate) groups: &'static [OptionGroup],
     pub(crate) prints_json: bool,
     pub(crate) alias: Option<&'static str>,

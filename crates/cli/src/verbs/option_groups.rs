@@ -138,7 +138,17 @@ pub(crate) const CONTAINER: &[OptionGroup] = &[
     OptionGroup {
         heading: Some("Other"),
         is_in_short: false,
-        options: &["init", "init_path", "runtime", "stop_signal", "stop_timeout"],
+        options: &[
+            "init",
+            "init_path",
+            "runtime",
+            "stop_signal",
+            "stop_timeout",
+            "attach",
+            "tz",
+            "preserve_fds",
+            "preserve_fd",
+        ],
     },
 ];
 

@@ -132,13 +132,12 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
         "the program that runs the bundle keeps its output",
     ),
     (
-        RUN,
+        &["create"],
         &["-a", "--attach", "--sig-proxy", "--detach-keys"],
-        "without --detach a container always has your standard streams: leave this out",
+        "`quire start --attach` prints the output: leave this out",
     ),
     (RUN, &["--volumes-from"], "use `-v` with the same directory for both"),
     (RUN, &["--gpus"], "use `--device PATH` for each device file of the GPU"),
-    (RUN, &["--tz"], "use `-e TZ=ZONE`"),
     (RUN, &["--secret"], "use `-v FILE:/run/secrets/NAME:ro`"),
     (RUN, &["--domainname"], "use `--hostname HOST.DOMAIN`"),
     (RUN, &["--storage-opt"], "use `--writable dir,size=SIZE`"),
@@ -177,9 +176,8 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
     ),
     (
         &["create"],
-        &["-d", "--detach", "--rm"],
-        "leave this out: the container runs in the background when `quire start` starts it, and \
-        stays until `quire rm`",
+        &["-d", "--detach"],
+        "leave this out: the container runs in the background when `quire start` starts it",
     ),
     (&["start"], &["--sig-proxy", "--detach-keys", "--checkpoint"], "leave this out"),
     (

@@ -25,15 +25,18 @@ const SYSTEM: &str = "/etc/quire/run.toml";
 const NAME: &str = "run.toml";
 
 /// All keys.
-const KEYS: &str = "network, pull, writable, memory, cpus, cpu-shares, cpuset-cpus and pids-limit";
+const KEYS: &str =
+    "network, pull, rm, writable, memory, cpus, cpu-shares, cpuset-cpus and pids-limit";
 
 /// The settings of a file. Each is the default of the option of the same name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct RunDefaults {
     network: Option<NetworkKind>,
     pull: Option<PullPolicy>,
+    /// Only for containers in the foreground: those in the background stay in any case.
+    rm: Option<bool>,
     writable: Option<WritableChoice>,
-    memory: Option<NonZeroU64>,
+    memory: Option<u64>,
     cpus: Option<NonZeroU32>,
     cpu_shares: Option<NonZeroU64>,
     cpuset_cpus: Option<String>,
@@ -46,9 +49,12 @@ struct RunDefaults {
 /// # Errors
 /// If a file cannot be read, or has an unknown key or an invalid value.
 pub(crate) fn apply(verb: &mut Verb, who: Who) -> anyhow::Result<()> {
-    let new = match verb {
-        Verb::Run(args) => &mut args.new,
-        Verb::Create(args) => &mut args.new,
+    let (new, is_foreground) = match verb {
+        Verb::Run(args) => {
+            let is_foreground = !args.detach;
+            (&mut args.new, is_foreground)
+        }
+        Verb::Create(args) => (&mut args.new, false),
         _ => return Ok(()),
     };
     let mut defaults = load(Path::new(SYSTEM))?.unwrap_or_default();
@@ -56,6 +62,9 @@ pub(crate) fn apply(verb: &mut Verb, who: Who) -> anyhow::Result<()> {
         && let Some(own) = load(&path)?
     {
         defaults = own.or(defaults);
+    }
+    if is_foreground {
+        new.rm = new.rm.or(defaults.rm);
     }
     defaults.fill(new);
     Ok(())
@@ -94,6 +103,10 @@ impl RunDefaults {
                     PullPolicy::from_str(text, false).map_err(wrong)
                 })?);
             }
+            "rm" => {
+                let found = value.as_bool();
+                self.rm = Some(found.context("rm is not true or false: write rm = false")?);
+            }
             "writable" => self.writable = Some(text(key, value, "dir", writable)?),
             "memory" => self.memory = Some(text(key, value, "512m", memory)?),
             "cpus" => self.cpus = Some(number(key, value, "1.5", cpu::quota)?),
@@ -114,6 +127,7 @@ impl RunDefaults {
         Self {
             network: self.network.or(other.network),
             pull: self.pull.or(other.pull),
+            rm: self.rm.or(other.rm),
             writable: self.writable.or(other.writable),
             memory: self.memory.or(other.memory),
             cpus: self.cpus.or(other.cpus),
@@ -125,7 +139,7 @@ impl RunDefaults {
 
     /// Sets the options that the command line lacks.
     fn fill(self, new: &mut NewContainer) {
-        let publishes = !new.publish.is_empty();
+        let publishes = !new.published().is_empty();
         let ContainerOptions { network, writable, read_only, memory, cpu, security, lazy, .. } =
             &mut new.wanted;
         // Published ports imply a network by pasta.
@@ -178,14 +192,15 @@ mod tests {
 
     #[test]
     fn each_key_is_an_option() {
-        let text = "network = \"pasta\"\npull = \"never\"\nwritable = \"dir,size=1g\"\nmemory = \"512m\"\n\
+        let text = "network = \"pasta\"\npull = \"never\"\nrm = false\nwritable = \"dir,size=1g\"\nmemory = \"512m\"\n\
             cpus = 1.5\ncpu-shares = 512\ncpuset-cpus = \"0-2\"\npids-limit = -1\n";
         let found = parse(text, "f").unwrap();
         let expect = RunDefaults {
             network: Some(NetworkKind::Pasta),
             pull: Some(PullPolicy::Never),
+            rm: Some(false),
             writable: Some(writable("dir,size=1g").unwrap()),
-            memory: NonZeroU64::new(512 << 20),
+            memory: Some(512 << 20),
             cpus: NonZeroU32::new(150_000),
             cpu_shares: NonZeroU64::new(512),
             cpuset_cpus: Some("0-2".to_owned()),
@@ -204,6 +219,7 @@ mod tests {
             ("network = \"bridge\"", "f, line 1: network = \"bridge\": use pasta"),
             ("pull = \"newer\"", "f, line 1: pull = \"newer\": use always, missing or never"),
             ("memory = \"1k\"", "f, line 1: memory = \"1k\": 1k is too little"),
+            ("rm = \"no\"", "f, line 1: rm is not true or false: write rm = false"),
             ("cpus = true", "f, line 1: cpus is not a number: write cpus = 1.5"),
             ("pids-limit = 1.5", "f, line 1: pids-limit = 1.5: it is not a whole number"),
             (
@@ -236,13 +252,15 @@ mod tests {
         };
         let new = filled(&["app"]);
         assert_eq!(new.wanted.network, Some(NetworkKind::Host));
-        assert_eq!(new.wanted.memory, NonZeroU64::new(64 << 20));
+        assert_eq!(new.wanted.memory, Some(64 << 20));
         assert_eq!(new.wanted.security.pids_limit, Some(9));
         assert_eq!(new.wanted.writable, Some(WritableChoice::Memory(None)));
         let new = filled(&["--network", "none", "--memory", "8m", "--read-only", "app"]);
         assert_eq!(new.wanted.network, Some(NetworkKind::None));
-        assert_eq!(new.wanted.memory, NonZeroU64::new(8 << 20));
+        assert_eq!(new.wanted.memory, Some(8 << 20));
         assert_eq!(new.wanted.writable, None);
+        assert_eq!(filled(&["-p", "", "app"]).wanted.network, Some(NetworkKind::Host));
+        assert_eq!(filled(&["--memory", "0", "app"]).wanted.memory_limit(), None);
         // Published ports need pasta.
         assert_eq!(filled(&["-p", "80", "app"]).wanted.network, None);
     }

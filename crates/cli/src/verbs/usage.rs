@@ -8,7 +8,8 @@ use clap::error::{ContextKind, ErrorKind};
 use crate::output::report;
 use crate::session::failure::{FailureKind, FailureReport};
 use crate::verbs::command_words::UnusedLine;
-use crate::verbs::{help, podman_hints};
+use crate::verbs::exit_codes::ExitCodes;
+use crate::verbs::{help, podman_hints, row};
 
 /// Prints the help or the version that clap was asked for, or else the error. `words` are those that clap parsed.
 /// Returns the exit code.
@@ -20,14 +21,8 @@ pub(crate) fn report(error: clap::Error, words: Vec<OsString>) -> ExitCode {
     {
         return report(error, words);
     }
-    let code = match line.verb() {
-        // The programs of these verbs may exit with 2 themselves. Their help and that of the others has this code.
-        Some(
-            "run" | "create" | "start" | "restart" | "fork" | "rollback" | "exec" | "attach"
-            | "trace",
-        ) => container::life::monitor::FAILED,
-        _ => crate::FAILED,
-    };
+    let codes = line.verb().and_then(row).map_or(ExitCodes::Kinds, |it| it.exit_codes);
+    let code = codes.usage();
     let is_json = line.read().has("json");
     if let Some(advice) = podman_hints::advice(&error, &line) {
         match is_json {

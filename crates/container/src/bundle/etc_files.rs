@@ -1,8 +1,9 @@
 //! The files with a container's own name and the means to look up others: `/etc/hosts`, `/etc/hostname` and
-//! `/etc/resolv.conf` (decision 15).
+//! `/etc/resolv.conf` (decision 15). Also `/etc/localtime`, if the caller chooses a time zone.
 
 use std::io::{Error, ErrorKind, Read as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use store::OperationError;
@@ -14,6 +15,13 @@ pub const PLACES: [&str; 3] = [HOSTS, HOSTNAME, RESOLVER];
 const HOSTS: &str = "/etc/hosts";
 const HOSTNAME: &str = "/etc/hostname";
 const RESOLVER: &str = "/etc/resolv.conf";
+const LOCALTIME: &str = "/etc/localtime";
+
+/// Directory of the host's time zones. Source: tzset(3).
+const ZONES: &str = "/usr/share/zoneinfo";
+
+/// First bytes of a time zone's file. Source: tzfile(5).
+const ZONE_MAGIC: &[u8] = b"TZif";
 
 /// File in which systemd-resolved lists the servers that it queries. Source: systemd-resolved.service(8),
 /// "/etc/resolv.conf".
@@ -71,6 +79,56 @@ pub struct Names {
     pub hosts: Option<Vec<Host>>,
     /// Name servers, which look up all other names.
     pub resolver: Option<Resolver>,
+    /// Time zone. Requests of Quire 0.1 lack the field.
+    #[serde(default)]
+    pub zone: Option<TimeZone>,
+}
+
+/// A time zone of the host, which is read at each start.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TimeZone {
+    /// The host's own.
+    Host,
+    /// Its name, such as `Europe/Berlin`.
+    Named(String),
+}
+
+/// A text that is no name of a time zone.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("use local for the host's time zone, or a name such as Europe/Berlin")]
+pub struct TimeZoneError;
+
+impl FromStr for TimeZone {
+    type Err = TimeZoneError;
+
+    fn from_str(text: &str) -> Result<Self, TimeZoneError> {
+        let is_part = |part: &str| {
+            let is_good = |it: u8| it.is_ascii_alphanumeric() || b"-_+".contains(&it);
+            !part.is_empty() && part.bytes().all(is_good)
+        };
+        match text {
+            "local" => Ok(Self::Host),
+            name if name.split('/').all(is_part) => Ok(Self::Named(name.to_owned())),
+            _ => Err(TimeZoneError),
+        }
+    }
+}
+
+impl TimeZone {
+    /// Reads the zone's file.
+    fn read(&self) -> Result<Vec<u8>, OperationError> {
+        let path = match self {
+            Self::Host => LOCALTIME.to_owned(),
+            Self::Named(name) => format!("{ZONES}/{name}"),
+        };
+        let bytes = read(&path)?;
+        if !bytes.starts_with(ZONE_MAGIC) {
+            let failed = OperationError::of("use", "the time zone of --tz");
+            return Err(failed(format!("the host has no time zone in {path}")));
+        }
+        Ok(bytes)
+    }
 }
 
 /// Path and contents of a file for a container.
@@ -79,7 +137,7 @@ pub struct NameFile {
     /// Path in the container.
     pub place: &'static str,
     /// Contents of the file.
-    pub text: String,
+    pub bytes: Vec<u8>,
 }
 
 /// A file for names, and its path on the host.
@@ -93,12 +151,21 @@ pub struct NameMount {
     pub access: Access,
 }
 
+impl Resolver {
+    /// Whether the container gets the file: without a network, only if the caller has options for it.
+    fn is_needed(&self, network: &Network) -> bool {
+        *network != Network::None || *self != Self::default()
+    }
+}
+
 impl Names {
     /// Returns the paths of the files that [`files`] makes.
     pub(crate) fn places(&self, network: &Network) -> Vec<&'static str> {
         let hosts = self.hosts.as_ref().map(|_| HOSTS);
-        let resolver = self.resolver.as_ref().filter(|_| *network != Network::None);
-        hosts.into_iter().chain(resolver.map(|_| RESOLVER)).chain([HOSTNAME]).collect()
+        let resolver = self.resolver.as_ref().filter(|it| it.is_needed(network));
+        let zone = self.zone.as_ref().map(|_| LOCALTIME);
+        let others = hosts.into_iter().chain(resolver.map(|_| RESOLVER)).chain(zone);
+        others.chain([HOSTNAME]).collect()
     }
 }
 
@@ -153,16 +220,22 @@ pub fn files(
             | Network::Joined(_)
             | Network::Container(_)
             | Network::Named
-            | Network::Pasta => read(HOSTS)?,
+            | Network::Pasta => read_text(HOSTS)?,
         };
-        files.push(NameFile { place: HOSTS, text: hosts_text(extra, &base, hostname) });
+        let mut extra = extra.clone();
+        if *network == Network::Host {
+            extra.extend(own_host(&extra));
+        }
+        let text = hosts_text(&extra, &base, hostname);
+        files.push(NameFile { place: HOSTS, bytes: text.into_bytes() });
     }
-    if let (Some(resolver), true) = (&names.resolver, *network != Network::None) {
-        let mut host = read(RESOLVER)?;
+    if let Some(resolver) = names.resolver.as_ref().filter(|it| it.is_needed(network)) {
+        // Without a network, the host's name servers are unreachable.
+        let mut host = if *network == Network::None { String::new() } else { read_text(RESOLVER)? };
         let is_elsewhere = *network != Network::Host;
-        if is_elsewhere && servers(&host).all(|it| it.is_loopback()) {
+        if is_elsewhere && *network != Network::None && servers(&host).all(|it| it.is_loopback()) {
             // The host has a stub resolver, which forwards requests to these other servers.
-            let upstream = read(UPSTREAM)?;
+            let upstream = read_text(UPSTREAM)?;
             if !upstream.is_empty() {
                 host = upstream;
             }
@@ -176,18 +249,25 @@ pub fn files(
             // pasta forwards this address to the name server at the host's loopback.
             text += &format!("nameserver {FORWARDER}\n");
         }
-        files.push(NameFile { place: RESOLVER, text });
+        files.push(NameFile { place: RESOLVER, bytes: text.into_bytes() });
     }
-    files.push(NameFile { place: HOSTNAME, text: format!("{hostname}\n") });
+    if let Some(zone) = &names.zone {
+        files.push(NameFile { place: LOCALTIME, bytes: zone.read()? });
+    }
+    files.push(NameFile { place: HOSTNAME, bytes: format!("{hostname}\n").into_bytes() });
     Ok(files)
 }
 
+fn read_text(path: &str) -> Result<String, OperationError> {
+    Ok(String::from_utf8_lossy(&read(path)?).into_owned())
+}
+
 /// Reads a file of the host. A missing file is empty.
-fn read(path: &str) -> Result<String, OperationError> {
+fn read(path: &str) -> Result<Vec<u8>, OperationError> {
     let object = format!("{path}, the source of the container's copy");
     let failed = OperationError::of("read", &object);
     let file = match std::fs::File::open(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(String::new()),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         file => file.map_err(failed)?,
     };
     let mut bytes = Vec::new();
@@ -196,7 +276,7 @@ fn read(path: &str) -> Result<String, OperationError> {
         let text = "it is larger than 16 MiB: --no-hosts and --dns none leave the image's files";
         return Err(failed(Error::new(ErrorKind::FileTooLarge, text)));
     }
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    Ok(bytes)
 }
 
 /// Returns the contents of `/etc/hosts`. The first line with a name is used, so the caller's entries come first and
@@ -227,6 +307,17 @@ fn hosts_text(extra: &[Host], base: &str, own: &str) -> String {
     }
     let lines = hosts.iter().filter(|it| !it.names.is_empty());
     lines.map(|it| format!("{}\t{}\n", it.address, it.names.join(" "))).collect()
+}
+
+/// Names of the host in containers. Source: podman-run(1), `--add-host`, and Docker.
+const HOST_NAMES: [&str; 2] = ["host.containers.internal", "host.docker.internal"];
+
+/// Returns the line with the names of the host for a container in its network, without names that `extra` has.
+fn own_host(extra: &[Host]) -> Option<Host> {
+    let is_given = |name: &str| extra.iter().any(|it| it.names.iter().any(|it| it == name));
+    let names = HOST_NAMES.into_iter().filter(|it| !is_given(it)).map(str::to_owned);
+    let names: Vec<_> = names.collect();
+    (!names.is_empty()).then_some(Host { address: V4, names })
 }
 
 const LOCALHOST: &str = "localhost";
@@ -346,6 +437,58 @@ mod tests {
             "::1 localhost\nfe80::1%lo0 localhost\n",
             "10.0.0.1\tlocalhost\n10.0.0.2\tme\n",
         );
+    }
+
+    #[test]
+    fn the_host_has_names_in_its_network() {
+        let text = |extra: Vec<Host>, network: &Network| {
+            let names = Names { hosts: Some(extra), ..Names::default() };
+            let file = files(&names, network, "me").unwrap().swap_remove(0);
+            String::from_utf8(file.bytes).unwrap()
+        };
+        let line = "127.0.0.1\thost.containers.internal host.docker.internal\n";
+        assert!(text(Vec::new(), &Network::Host).contains(line));
+        assert!(!text(Vec::new(), &Network::None).contains("host.containers.internal"));
+        let given = text(vec![extra("10.0.0.1", "host.docker.internal")], &Network::Host);
+        assert!(given.contains("10.0.0.1\thost.docker.internal\n"), "{given}");
+        assert!(given.contains("127.0.0.1\thost.containers.internal\n"), "{given}");
+    }
+
+    #[test]
+    fn time_zones_have_names_or_are_the_hosts() {
+        let named = |name: &str| Ok(TimeZone::Named(name.to_owned()));
+        for (text, expect) in [
+            ("local", Ok(TimeZone::Host)),
+            ("UTC", named("UTC")),
+            ("America/Argentina/Buenos_Aires", named("America/Argentina/Buenos_Aires")),
+            ("Etc/GMT+1", named("Etc/GMT+1")),
+        ] {
+            assert_eq!(text.parse(), expect, "{text}");
+        }
+        for text in ["", "/UTC", "UTC/", "a//b", "../x", "a/../../x", "a b", ".", "a\0b"] {
+            assert_eq!(text.parse::<TimeZone>(), Err(TimeZoneError), "{text:?}");
+        }
+        let error = TimeZone::Named("Nowhere/At_all".to_owned()).read().unwrap_err();
+        assert!(
+            error.source.to_string().contains("no time zone in /usr/share"),
+            "{}",
+            error.source
+        );
+    }
+
+    #[test]
+    fn a_container_without_a_network_has_only_the_resolver_of_its_options() {
+        let text = |resolver: Resolver| {
+            let names = Names { resolver: Some(resolver), ..Names::default() };
+            let mut files = files(&names, &Network::None, "me").unwrap().into_iter();
+            let file = files.find(|it| it.place == RESOLVER);
+            file.map(|it| String::from_utf8(it.bytes).unwrap())
+        };
+        assert_eq!(text(Resolver::default()), None);
+        let options = Some(vec!["ndots:2".to_owned()]);
+        let servers = Some(vec!["1.1.1.1".parse().unwrap()]);
+        let asked = Resolver { servers, options, ..Resolver::default() };
+        assert_eq!(text(asked).as_deref(), Some("nameserver 1.1.1.1\noptions ndots:2\n"));
     }
 
     #[test]

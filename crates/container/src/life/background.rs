@@ -7,7 +7,7 @@ mod terminal;
 mod watch;
 
 use std::fs::File;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, RawFd};
 use std::path::{Path, PathBuf};
 
 use kernel::process::{Exit, Setup, Signal, Signals};
@@ -26,6 +26,7 @@ use crate::life::state::{State, StateBefore};
 use crate::runtime::call::{
     ANSWER, Asked, DELETION, HeldFolder, KILLING, add_log, ask, chain, complaint, complaints, enter,
 };
+use crate::runtime::caller_fds::CallerFds;
 use crate::runtime::gvisor_stdio::Streams;
 use crate::runtime::program::{NamedProgram, Refusal, Within};
 use crate::runtime::{Kind, Runtime};
@@ -123,6 +124,8 @@ pub struct More {
     pub working_dir: Option<String>,
     pub user: Option<User>,
     pub terminal: Terminal,
+    /// Descriptors of this process's caller that the program gets, by their numbers.
+    pub fds: Vec<RawFd>,
 }
 
 impl More {
@@ -209,6 +212,7 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
     let runtime = held.runtime();
     let runtime = runtime.map_err(OperationError::at("read", &folder.join(RUNTIME_PATH)))?;
     let runtime = runtime.unwrap_or_else(|| Runtime::at("the runtime".into()));
+    let fds = CallerFds::find(&more.fds, runtime.kind).map_err(RunError::Descriptor)?;
     let has_terminal = more.has_terminal_of_ours(&runtime);
     let mut process = more.process(std::mem::take(&mut spec.process), Home::from_spec(&spec));
     of_caller(&mut process);
@@ -245,7 +249,9 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
     // crun writes its errors to the new terminal in the format of its log.
     let format = if has_terminal && runtime.kind == Kind::Crun { "text" } else { "json" };
     add_log(&mut exec, &runtime, &notes.log, format);
-    exec.arg("exec").arg("--process").arg(&notes.process).arg("--pid-file").arg(&notes.pid);
+    exec.arg("exec");
+    fds.pass(&mut exec);
+    exec.arg("--process").arg(&notes.process).arg("--pid-file").arg(&notes.pid);
     let exit = if has_terminal {
         terminal::exec(exec, folder, id, &runtime, &notes.pid, signals)?
     } else {
@@ -253,7 +259,8 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
         let streams = Streams::replace_stdio(&mut exec, runtime.kind, &spec, &process);
         let streams = streams.map_err(streams_failed)?;
         enter(&runtime, folder).map_err(runtime_failed)?;
-        let setup = Setup { signals: Some(signals), ..Setup::default() };
+        let keep = fds.inherited(None, None);
+        let setup = Setup { signals: Some(signals), keep: &keep, ..Setup::default() };
         let child = kernel::process::spawn(exec, &setup).map_err(runtime_failed)?.process;
         let mut insist = |requests| {
             // Until the program has started, no other process receives the signals.
@@ -396,6 +403,7 @@ mod tests {
             working_dir: None,
             user,
             terminal: Terminal::None,
+            fds: Vec::new(),
         };
         let process = more(&[], None).process(first.clone(), Home::Derived);
         let args = vec!["more".to_owned()];

@@ -207,9 +207,11 @@ impl KeptContainer {
         let path = self.folder.path();
         clean(path)?;
         let boot = kernel::process::boot_id();
-        if self.record.boot != boot {
+        // A container of `create --rm` is removed at its end from its first start on.
+        let keep = self.request.keep;
+        if self.record.boot != boot || self.record.keep != keep {
             // After a crash, the runtime's records must count as those of this boot.
-            store.update_container(&self.folder, &ContainerRecord { boot, ..self.record })?;
+            store.update_container(&self.folder, &ContainerRecord { boot, keep, ..self.record })?;
         }
         StateBefore::put_aside(path).map_err(OperationError::at("write in", path))?;
         Ok(EnteredFolder { folder: self.folder, lock: self.lock })

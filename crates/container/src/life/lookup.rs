@@ -371,6 +371,8 @@ fn ids(store: &Store) -> Result<Vec<String>, KnownError> {
 
 /// Finds a container by its name or by an unambiguous start of its id; `None` if there is none.
 fn look(store: &Store, name: &str) -> Result<Option<KnownContainer>, KnownError> {
+    // As in podman and Docker, whose own names begin with a slash.
+    let name = name.strip_prefix('/').unwrap_or(name);
     if let Some(it) = store.containers.get(name)? {
         return KnownContainer::load(store, it.id, it.record.ok(), it.liveness).map(Some);
     }

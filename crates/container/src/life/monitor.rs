@@ -34,6 +34,7 @@ use crate::root::headroom::Headroom;
 use crate::runtime::call::{
     AskError, KILLING, add_log, chain, command, complaint, complaints, finish, hide_obstacle,
 };
+use crate::runtime::caller_fds::{CallerFdError, CallerFds};
 use crate::runtime::gvisor_stdio::Streams;
 use crate::runtime::program::{NamedProgram, ProgramError, Refusal, Within, too_long};
 use crate::runtime::seccomp_cache::{Compiled, Lesson};
@@ -61,6 +62,10 @@ pub struct Start<'a> {
     pub terminal: Terminal,
     /// Whether standard input of a container in the background stays open.
     pub has_open_stdin: bool,
+    /// Descriptors of this process's caller that the program gets.
+    pub fds: &'a CallerFds,
+    /// Streams of this process that the program uses, if the container is in the foreground and recorded.
+    pub streams: Option<CallerStreams>,
     /// Path of the socket to which the runtime sends the terminal, if this process or its parent has that socket.
     pub console: Option<&'a str>,
     pub runtime: &'a Runtime,
@@ -79,6 +84,21 @@ pub struct Start<'a> {
     pub networks: Option<&'a Reservation>,
     /// Notes that are valid until the next boot.
     pub notes: Option<&'a Notes>,
+}
+
+/// Standard streams of a container's monitor that the program uses. Output also goes to the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CallerStreams {
+    pub input: bool,
+    pub output: bool,
+    pub errors: bool,
+}
+
+impl CallerStreams {
+    /// All streams.
+    pub const ALL: Self = Self { input: true, output: true, errors: true };
+    /// Those for output.
+    pub const OUTPUTS: Self = Self { input: false, output: true, errors: true };
 }
 
 impl Start<'_> {
@@ -175,6 +195,9 @@ pub enum RunError {
     /// The container's configuration cannot be read.
     #[error(transparent)]
     Spec(#[from] SpecError),
+    /// An additional program cannot get a descriptor of the caller.
+    #[error("--preserve-fds: {0}")]
+    Descriptor(CallerFdError),
     /// The caller interrupted the start.
     #[error("interrupted while starting container {0}")]
     Interrupted(String),
@@ -216,7 +239,10 @@ impl RunError {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Program(error) if error.is_absent() => 127,
-            Self::Program(_) | Self::NotExecuted { why: Refusal::Unusable, .. } => 126,
+            // The port is podman's.
+            Self::Program(_)
+            | Self::NotExecuted { why: Refusal::Unusable, .. }
+            | Self::Networks(NetworksError::Port { .. }) => 126,
             Self::NotExecuted { why: Refusal::Absent, .. } => 127,
             _ => FAILED,
         }
@@ -256,13 +282,17 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
         command.stderr(Stdio::null());
     }
     let pid_file = start.folder.join(PID);
-    command.arg("run").arg("--bundle").arg(start.folder).arg("--pid-file").arg(&pid_file);
+    command.arg("run");
+    start.fds.pass(&mut command);
+    command.arg("--bundle").arg(start.folder).arg("--pid-file").arg(&pid_file);
     command.arg(start.id);
     // Without a terminal, runsc does not forward signals: they would end runsc, and the program would not get them. So
     // runsc runs in a separate session, in which it gets no signals, not even those of the terminal's keys.
     let deaf = kind == Kind::Runsc && !covered;
-    let (signals, keep) = (Some(start.signals), start.lock.as_slice());
-    let setup = Setup { signals, keep, own_session: deaf, ..Setup::default() };
+    let lifted = start.fds.lift(start.lock).map_err(|errno| streams_failed(errno.into()))?;
+    let keep = start.fds.inherited(lifted.as_ref(), start.lock);
+    let signals = Some(start.signals);
+    let setup = Setup { signals, keep: &keep, own_session: deaf, ..Setup::default() };
     let ear = Ear::start(&start.spec.linux).map_err(streams_failed)?;
     let lesson = lesson.map(|it| it.wait(&pid_file));
     let child = kernel::process::spawn(command, &setup).map_err(runtime_failed)?;
@@ -277,7 +307,7 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     };
     let mut asked = |requests| match requests {
         0 | 1 => {}
-        2 => remark("the container was signalled twice: a third signal kills it"),
+        2 => remark(TWICE),
         _ => kill(start, &child.process),
     };
     let mut deadline = Deadline::from_start(start);
@@ -340,6 +370,9 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
         _ => Ok(end),
     }
 }
+
+/// Remark at the second request to end.
+pub(crate) const TWICE: &str = "the container was signalled twice: a third signal kills it";
 
 /// Results of [`prepare`].
 pub(crate) struct Prepared<'a> {

@@ -193,7 +193,7 @@ impl Stage {
             let mode = Mode::from_raw_mode(0o644);
             let mut file = File::from(rustix::fs::openat(directory, names.name(), flags, mode)?);
             let failed = |error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
-            file.write_all(names.text.as_bytes()).map_err(failed)?;
+            file.write_all(&names.bytes).map_err(failed)?;
             // Set explicitly, independent of the umask.
             rustix::fs::fchmod(&file, mode)?;
             let (user, group) = (Uid::from_raw(self.root.0), Gid::from_raw(self.root.1));
@@ -204,7 +204,7 @@ impl Stage {
 
     /// Returns the size of the files, and of what a container may add to them, in bytes.
     fn room(&self) -> u64 {
-        let bytes = self.names.iter().map(|it| it.text.len() as u64).sum::<u64>();
+        let bytes = self.names.iter().map(|it| it.bytes.len() as u64).sum::<u64>();
         bytes.saturating_add(ROOM)
     }
 

@@ -35,7 +35,7 @@ use crate::life::lookup::{IfRunning, KnownError, OwnVolumes, Removal};
 use crate::life::mount_staging::Stage;
 use crate::life::prepare::joined_network::{JoinNetworkError, network_of};
 use crate::life::prepare::volumes::{VolumeUser, VolumesError};
-use crate::life::terminal;
+use crate::life::terminal::{self, TerminalLog};
 use crate::life::writable_layer::{KeptError, WritesPlace};
 use crate::network::{Pasta, Ports};
 use crate::networks::attachment::{Guest, Reservation};
@@ -50,6 +50,7 @@ use crate::root::{
     BetweenOwners, MakeRootError, PlaceError, Root, Shape, TrustedImage, Via, WritableChoice,
     WritablePlace, make, may_have_acl, warm,
 };
+use crate::runtime::caller_fds::CallerFds;
 use crate::runtime::init::{self, InitError};
 use crate::runtime::{Kind, Runtime};
 use crate::store_ownership::OwnerError;
@@ -110,6 +111,7 @@ pub struct Ready {
     /// Held for the container's whole life, like `directory`.
     pub(crate) image: TrustedImage,
     pub(crate) directory: Option<OwnedFd>,
+    pub(crate) fds: CallerFds,
 }
 
 /// Reason why a container cannot be prepared. All its remains are removed.
@@ -440,7 +442,7 @@ fn prepare_in(
                 manifest: found.manifest,
                 name: found.name.as_ref().map(ToString::to_string),
                 created: around.now,
-                keep: wish.keep,
+                keep: wish.keep || wish.rests,
                 shared: (!images.is_own()).then(|| images.path().display().to_string()),
                 boot: kernel::process::boot_id(),
                 snapshot: wish.snapshot,
@@ -501,6 +503,7 @@ fn prepare_in(
         is_again,
         image,
         directory,
+        fds: CallerFds::default(),
     })
 }
 
@@ -602,6 +605,12 @@ fn kept_place(
 }
 
 impl Ready {
+    /// Gives the program descriptors of this process's caller, which only this process can pass on.
+    #[must_use]
+    pub fn with_fds(self, fds: CallerFds) -> Self {
+        Self { fds, ..self }
+    }
+
     /// Returns the container's name.
     #[must_use]
     pub fn id(&self) -> &str {
@@ -625,6 +634,18 @@ impl Ready {
     pub const fn leaves_volumes(&self) -> bool {
         // Also the volumes of a container that is kept, but could not be started.
         self.has_volumes
+    }
+
+    /// Returns the log for the process at the terminal of a container that is kept. `None` for another container.
+    #[must_use]
+    pub fn terminal_log(&self) -> Option<TerminalLog> {
+        self.keep.then(|| TerminalLog::new(&self.path, self.log_size))
+    }
+
+    /// Whether the program gets a terminal.
+    #[must_use]
+    pub fn has_terminal(&self) -> bool {
+        self.terminal == Terminal::New
     }
 
     /// Whether Quire connects the container's terminal to the caller's. runsc does that itself.

@@ -20,7 +20,7 @@ use crate::life::background::{self, Last, WatchCalls};
 use crate::life::end::ended::{Ended, LOST, Runs, sync_needed};
 use crate::life::end::teardown;
 use crate::life::log::{LogLimit, add_sentence};
-use crate::life::monitor::{self, FAILED, RunError, Start};
+use crate::life::monitor::{self, CallerStreams, FAILED, RunError, Start};
 use crate::life::prepare::Ready;
 use crate::life::state::{End, Reason, StateBefore};
 use crate::life::terminal::{self, Keeper};
@@ -46,8 +46,8 @@ pub struct Seat {
     pub console: String,
     /// The end of the connection that takes over the terminal when its caller has left.
     pub keeper: Keeper,
-    /// Settings of the caller's terminal.
-    pub modes: Modes,
+    /// Settings of the caller's terminal, if the input is one.
+    pub modes: Option<Modes>,
 }
 
 /// A monitor's thread that keeps the terminal of a container whose caller has left.
@@ -120,7 +120,12 @@ impl OwnTerminalReader {
 }
 
 impl Ready {
-    fn start<'a>(&'a self, spec: RuntimeSpec, console: Option<&'a str>) -> Start<'a> {
+    fn start<'a>(
+        &'a self,
+        spec: RuntimeSpec,
+        console: Option<&'a str>,
+        streams: Option<CallerStreams>,
+    ) -> Start<'a> {
         Start {
             id: &self.id,
             folder: &self.path,
@@ -132,6 +137,8 @@ impl Ready {
             spec,
             terminal: self.terminal,
             has_open_stdin: self.has_open_stdin,
+            fds: &self.fds,
+            streams,
             console,
             runtime: &self.runtime,
             signals: &self.signals,
@@ -166,7 +173,7 @@ impl Ready {
     pub fn run(mut self, remark: &dyn Fn(&str)) -> Finish {
         self.offer();
         let spec = std::mem::take(&mut self.spec);
-        let end = monitor::run(&self.start(spec, None), remark);
+        let end = monitor::run(&self.start(spec, None, None), remark);
         let has_lost = self.has_lost();
         let stays = self.into_ended().take_down(Runs::Perhaps, || {}).err();
         Finish { end, has_lost, stays }
@@ -174,9 +181,32 @@ impl Ready {
 
     /// Runs the container to its end as its monitor. Writes to `report`: a zero when the container runs, or the exit
     /// code and a sentence if it does not start. With a `seat`, the exit code and a sentence also follow at the end.
-    pub fn watch(mut self, report: OwnedFd, seat: Option<Seat>, clock: &dyn Fn() -> i64) {
+    pub fn watch(self, report: OwnedFd, seat: Option<Seat>, clock: &dyn Fn() -> i64) {
+        let report = Some(File::from(report));
+        let _told = self.watch_with(report, seat, None, clock, &|_| {});
+    }
+
+    /// Runs the container to its end in the foreground of this process, which is also its monitor, so that the container
+    /// can be kept: its output also goes to the log, and its end is recorded.
+    #[must_use]
+    pub fn run_and_record(
+        self,
+        streams: CallerStreams,
+        clock: &dyn Fn() -> i64,
+        remark: &dyn Fn(&str),
+    ) -> Finish {
+        self.watch_with(None, None, Some(streams), clock, remark)
+    }
+
+    fn watch_with(
+        mut self,
+        mut report: Option<File>,
+        seat: Option<Seat>,
+        streams: Option<CallerStreams>,
+        clock: &dyn Fn() -> i64,
+        remark: &dyn Fn(&str),
+    ) -> Finish {
         let spec = std::mem::take(&mut self.spec);
-        let mut report = Some(File::from(report));
         let end_report = seat.as_ref().and_then(|_| report.as_ref()?.try_clone().ok());
         // A container that was started in the background has no caller at its terminal. Without the socket, the runtime
         // refuses the start, with its reason.
@@ -191,10 +221,14 @@ impl Ready {
         let console = console.or_else(|| own.as_ref().map(|own| own.console.clone()));
         let own = own.and_then(|own| own.keep(&self.path, self.log_size));
         let keeping = seat.map(|seat| seat.keep(&self.path, self.log_size));
-        // The monitor must not keep the caller's working directory in use.
-        let _moved = std::env::set_current_dir("/");
+        if streams.is_none() {
+            // The monitor must not keep the caller's working directory in use.
+            let _moved = std::env::set_current_dir("/");
+        }
         self.offer();
+        let mut has_started = false;
         let mut started = || {
+            has_started = true;
             tell(report.take(), &[0]);
             if self.restart != RestartPolicy::No {
                 // The next boot starts the container, also after a crash of the host.
@@ -209,28 +243,28 @@ impl Ready {
             let exit = lost.then_some(Exit::Code(FAILED.into()));
             Last { exit, written: self.root.doomed.written() }
         };
-        let start = self.start(spec, console.as_deref());
+        let start = self.start(spec, console.as_deref(), streams);
         let has_lost = || self.has_lost();
         let mut calls = WatchCalls {
             now: clock,
             started: &mut started,
             has_lost: &has_lost,
             ended: &mut ended,
+            remark,
         };
         let result = background::watch(start, &self.stop, &mut calls);
         // A container that was reported as running is kept, even if its exit code is unknown.
-        let has_started = report.is_none();
         let is_unwanted = background::is_unwanted(&self.path);
         let keep = self.keep && (has_started || self.is_again) && !is_unwanted;
         let mut refusal = Vec::new();
-        let end = match result {
+        let end = match &result {
             Ok(end) => {
                 let code = u8::try_from(end.exit.shell_code()).unwrap_or(u8::MAX);
                 let reason = end.reason.map_or("", Reason::sentence);
                 [&[code], if lost { LOST } else { reason }.as_bytes()].concat()
             }
             Err(error) => {
-                let text = chain(&error);
+                let text = chain(error);
                 let said = [&[error.exit_code()], text.as_bytes()].concat();
                 if has_started {
                     let _told = add_sentence(&self.path, &text);
@@ -249,10 +283,11 @@ impl Ready {
         }
         let (id, path) = (self.id.clone(), self.path.clone());
         let over = self.into_ended();
+        let mut finish = Finish { end: result, has_lost: lost, stays: None };
         if keep {
             over.rest(lost, is_told);
             tell(report, &refusal);
-            return;
+            return finish;
         }
         let untold = Cell::new(Some((report, end_report)));
         let tell_end = || {
@@ -266,12 +301,14 @@ impl Ready {
             // The folder is kept as well, because it records the remains.
             tracing::warn!("cannot remove all remains of the container: `quire gc` removes them");
             tell_end();
-            return;
+            return finish;
         }
         if let Err(error) = over.take_down(Runs::No, tell_end) {
             tracing::warn!(%error, "cannot remove the container's directory: `quire gc` removes it");
             tell_end();
+            finish.stays = Some(error);
         }
+        finish
     }
 
     /// Keeps the new container at rest, so that a later command starts it.

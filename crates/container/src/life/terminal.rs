@@ -7,7 +7,7 @@
 use std::io::{PipeReader, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use kernel::process::{Pid, ProcessError, Signal, Signals};
@@ -25,6 +25,9 @@ use crate::life::log::{Log, LogLimit};
 const CTRL_C: u8 = 3;
 const CTRL_P: u8 = 16;
 const CTRL_Q: u8 = 17;
+
+/// Ctrl-D, by which a terminal's reader gets an end of file. Source: termios(3), `VEOF`.
+const CTRL_D: u8 = 4;
 
 /// Time in which a further Ctrl-C counts as the second one.
 pub const SHORT_MOMENT: Duration = Duration::from_secs(2);
@@ -72,6 +75,36 @@ pub trait Events {
 
     /// Handles a Ctrl-C that interrupts this process group. `since` is the time since the last one.
     fn interrupted(&mut self, group: Pid, since: Option<Duration>);
+
+    /// Handles output of the container, which is also written to the caller's terminal.
+    fn output(&mut self, _bytes: &[u8]) {}
+}
+
+/// The log of a kept container, which the process at its terminal writes.
+#[derive(Debug)]
+pub struct TerminalLog {
+    folder: PathBuf,
+    limit: LogLimit,
+    log: Option<Log>,
+}
+
+impl TerminalLog {
+    pub(crate) fn new(folder: &Path, limit: LogLimit) -> Self {
+        Self { folder: folder.to_owned(), limit, log: None }
+    }
+
+    /// Adds output to the log. Output is lost if the log cannot be opened.
+    pub fn write(&mut self, bytes: &[u8]) {
+        if self.log.is_none() {
+            let failed = |error: &std::io::Error| {
+                tracing::debug!(%error, "the log lacks output of the terminal");
+            };
+            self.log = Log::open(&self.folder, self.limit).inspect_err(failed).ok();
+        }
+        if let Some(log) = &mut self.log {
+            log.write(LogStream::Output, bytes);
+        }
+    }
 }
 
 /// Restores the caller's terminal on drop.
@@ -133,23 +166,26 @@ impl Attached<'_> {
     ///
     /// # Errors
     /// Errors of the kernel and of `events`. The caller's terminal is restored in any case.
+    ///
+    /// `modes` are those of the caller's terminal. `None` if the input is none: its end is typed as Ctrl-D.
     pub fn copy(
         &self,
-        modes: &Modes,
+        modes: Option<&Modes>,
         master: OwnedFd,
         events: &mut dyn Events,
     ) -> Result<(Left, Option<OwnedFd>), ProcessError> {
         let failed = |source| ProcessError::Call { step: "connect terminals", source };
         let flags = rustix::fs::fcntl_getfl(&master).map_err(failed)?;
         rustix::fs::fcntl_setfl(&master, flags | OFlags::NONBLOCK).map_err(failed)?;
-        let raw = Raw(modes);
-        let _hung_up = modes.set_raw();
+        let raw = modes.map(Raw);
+        let _hung_up = modes.map(Modes::set_raw);
         let mut copying = Copying {
             attached: self,
             master: Some(master),
             pending: Vec::new(),
-            keys: Keys { can_detach: self.can_detach, ..Keys::default() },
+            keys: Keys { can_detach: self.can_detach && modes.is_some(), ..Keys::default() },
             has_input: true,
+            is_terminal: modes.is_some(),
             is_idle: false,
             last: None,
         };
@@ -168,13 +204,19 @@ struct Copying<'a> {
     pending: Vec<u8>,
     keys: Keys,
     has_input: bool,
+    /// Whether the input is a terminal.
+    is_terminal: bool,
     /// Whether no process has the container's side open.
     is_idle: bool,
     last: Option<Instant>,
 }
 
 impl Copying<'_> {
-    fn run(&mut self, modes: &Modes, events: &mut dyn Events) -> Result<Left, ProcessError> {
+    fn run(
+        &mut self,
+        modes: Option<&Modes>,
+        events: &mut dyn Events,
+    ) -> Result<Left, ProcessError> {
         loop {
             let wants_room = !self.pending.is_empty() && !self.is_idle;
             let mut wanted = if self.is_idle { PollFlags::empty() } else { PollFlags::IN };
@@ -202,14 +244,14 @@ impl Copying<'_> {
                     signal => {
                         if signal == Signal::CONT {
                             // A shell may have changed the modes of the terminal.
-                            let _hung_up = modes.set_raw();
+                            let _hung_up = modes.map(Modes::set_raw);
                         }
                         events.signal(signal)?;
                     }
                 }
             }
             // This is also done once after the end, for output that was written before the end.
-            self.show();
+            self.show(events);
             if is_over {
                 return Ok(Left::Ended);
             }
@@ -227,12 +269,13 @@ impl Copying<'_> {
     }
 
     /// Writes the container's output so far.
-    fn show(&mut self) {
+    fn show(&mut self, events: &mut dyn Events) {
         let mut bytes = [0; 1 << 14];
         while let Some(master) = &self.master {
             match rustix::io::read(master, &mut bytes) {
                 Ok(length @ 1..) => {
                     self.is_idle = false;
+                    events.output(&bytes[..length]);
                     if !write_all(self.attached.output, &bytes[..length]) {
                         // Handled like a closed terminal window.
                         self.master = None;
@@ -258,6 +301,11 @@ impl Copying<'_> {
         let length = match rustix::io::read(self.attached.input, &mut bytes) {
             Ok(length @ 1..) => length,
             Err(Errno::INTR | Errno::AGAIN) => return false,
+            Ok(0) if !self.is_terminal => {
+                self.has_input = false;
+                self.pending.push(CTRL_D);
+                return false;
+            }
             Ok(0) | Err(_) => {
                 // The caller's terminal was hung up, so the container's terminal is hung up as well.
                 self.has_input = false;
@@ -396,7 +444,13 @@ impl Keeper {
     /// Takes over the container's terminal if the caller leaves it, and calls `takes_over`. Then it writes the
     /// terminal's output into the log in the container's folder. Restores the caller's terminal if the caller is
     /// killed. Returns when the caller is gone, or when no process has the container's terminal open.
-    pub fn keep(self, modes: Modes, folder: &Path, log_size: LogLimit, takes_over: &dyn Fn()) {
+    pub fn keep(
+        self,
+        modes: Option<Modes>,
+        folder: &Path,
+        log_size: LogLimit,
+        takes_over: &dyn Fn(),
+    ) {
         match receive(&self.0) {
             Ok((Some(DETACH), Some(master))) => {
                 takes_over();
@@ -404,7 +458,7 @@ impl Keeper {
                 keep_log(&master, folder, log_size);
             }
             Ok((Some(_), _)) => {}
-            Ok((None, _)) | Err(_) => modes.restore(),
+            Ok((None, _)) | Err(_) => modes.iter().for_each(Modes::restore),
         }
     }
 }

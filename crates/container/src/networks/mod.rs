@@ -84,7 +84,9 @@ pub enum NetworksError {
     Full { network: String, subnet: String },
     #[error("address {address} of network {network} is in use by container {container}")]
     InUse { network: String, address: Ipv4Addr, container: String },
-    #[error("port {port} of the host is in use by container {container}: choose another one")]
+    #[error(
+        "port {port} of the host: address already in use by container {container}: choose another port"
+    )]
     Port { port: u16, container: String },
     #[error("cannot {action} container {container} {direction} its networks: netavark: {said}")]
     Refused { action: &'static str, direction: &'static str, container: String, said: String },

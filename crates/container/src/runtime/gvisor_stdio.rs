@@ -54,9 +54,16 @@ enum Harm {
     Positions,
     /// The runtime changes their owner to this user and group of the host; `None` if those are unknown.
     Owners(Option<(u32, u32)>),
-    /// The runtime reads standard input even if the program does not, so it would be stopped if it is in the
-    /// terminal's background.
+    /// The runtime reads standard input even if the program does not, which would stop a job in the background.
     Reads,
+}
+
+fn harm(kind: Kind, spec: &RuntimeSpec, process: &SpecProcess) -> Harm {
+    match kind {
+        Kind::Runsc => Harm::Positions,
+        Kind::Crun => Harm::Owners(owner(spec, process)),
+        Kind::Runc => Harm::Reads,
+    }
 }
 
 impl Streams {
@@ -68,13 +75,22 @@ impl Streams {
         spec: &RuntimeSpec,
         process: &SpecProcess,
     ) -> io::Result<Self> {
-        let harm = match kind {
-            Kind::Runsc => Harm::Positions,
-            Kind::Crun => Harm::Owners(owner(spec, process)),
-            Kind::Runc => Harm::Reads,
-        };
         let (input, output, error) = (io::stdin(), io::stdout(), io::stderr());
+        let harm = harm(kind, spec, process);
         Self::between(command, harm, input.as_fd(), output.as_fd(), error.as_fd())
+    }
+
+    /// As [`replace_stdio`](Self::replace_stdio), but only for standard input.
+    pub(crate) fn replace_stdin(
+        command: &mut Command,
+        kind: Kind,
+        spec: &RuntimeSpec,
+        process: &SpecProcess,
+    ) -> io::Result<Self> {
+        let (ended, running) = io::pipe()?;
+        let input =
+            Input::between(command, harm(kind, spec, process), io::stdin().as_fd(), &ended)?;
+        Ok(Self { input, outputs: Vec::new(), running: Some(running) })
     }
 
     fn between(
@@ -84,21 +100,9 @@ impl Streams {
         output: BorrowedFd<'_>,
         error: BorrowedFd<'_>,
     ) -> io::Result<Self> {
-        let (mut input_thread, mut outputs) = (None, Vec::new());
+        let mut outputs = Vec::new();
         let (ended, running) = io::pipe()?;
-        if let Some(mut file) = harmed(input, harm)? {
-            let (reader, writer) = io::pipe()?;
-            command.stdin(reader.try_clone()?);
-            let ended = ended.try_clone()?;
-            let has_position = file.metadata()?.is_file() && file.stream_position().is_ok();
-            let thread = std::thread::spawn(move || {
-                let unsent = copy_to_pipe(&mut file, writer, &ended);
-                (file, unsent)
-            });
-            // The thread is joined only for a file with a position. For other files it may block in `read`, because
-            // another process may read the data that `poll` has reported.
-            input_thread = has_position.then_some(Input { reader, thread });
-        }
+        let input_thread = Input::between(command, harm, input, &ended)?;
         let mut through_pipe = |file: Option<File>| {
             let Some(mut file) = file else { return Ok(None) };
             let (reader, writer) = io::pipe()?;
@@ -139,8 +143,7 @@ impl Streams {
             }
         }
         // The input's position is also restored if an output failed.
-        let given_back = self.input.map_or(Ok(()), Input::give_back);
-        written.and(given_back)
+        written.and(self.input.map_or(Ok(()), Input::give_back))
     }
 }
 
@@ -153,6 +156,27 @@ struct Input {
 }
 
 impl Input {
+    /// Replaces standard input by a pipe, if the runtime must not get the file. `None` also means that it has no position.
+    fn between(
+        command: &mut Command,
+        harm: Harm,
+        input: BorrowedFd<'_>,
+        ended: &PipeReader,
+    ) -> io::Result<Option<Self>> {
+        let Some(mut file) = harmed(input, harm)? else { return Ok(None) };
+        let (reader, writer) = io::pipe()?;
+        command.stdin(reader.try_clone()?);
+        let ended = ended.try_clone()?;
+        let has_position = file.metadata()?.is_file() && file.stream_position().is_ok();
+        let thread = std::thread::spawn(move || {
+            let unsent = copy_to_pipe(&mut file, writer, &ended);
+            (file, unsent)
+        });
+        // The thread is joined only for a file with a position. For other files it may block in `read`, because
+        // another process may read the data that `poll` has reported.
+        Ok(has_position.then_some(Self { reader, thread }))
+    }
+
     /// Joins the thread when the program has ended, and moves the file's position back to the first byte that the
     /// program has not read, so that the caller's next program reads it.
     fn give_back(self) -> io::Result<()> {

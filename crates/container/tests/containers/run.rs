@@ -16,6 +16,7 @@ use quire_container::root::{
     BetweenOwners, Root, Shape, Space, Trust, TrustedImage, VerityPolicy, Via, Writable, make,
 };
 use quire_container::runtime::Runtime;
+use quire_container::runtime::caller_fds::CallerFds;
 
 use crate::fixture::{Fixture, runtimes, turn};
 
@@ -73,6 +74,8 @@ impl Fixture {
             spec,
             terminal: options.terminal,
             has_open_stdin: false,
+            fds: &CallerFds::default(),
+            streams: None,
             console: None,
             runtime,
             signals: &Signals::block(&[]).unwrap(),

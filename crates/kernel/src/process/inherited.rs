@@ -1,7 +1,7 @@
 //! Resets state that a process inherits from its caller across exec and that would change its behaviour.
 #![expect(unsafe_code, reason = "signal dispositions, and descriptors that only have numbers")]
 
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::OnceLock;
 
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
@@ -67,7 +67,7 @@ pub fn settle() -> Result<(), StackError> {
     // SAFETY: the handler does nothing.
     let _before = unsafe { libc::signal(libc::SIGXFSZ, handler as libc::sighandler_t) };
     AT_START.get_or_init(|| CHANGED.map(getrlimit));
-    LEFT_OPEN.get_or_init(left_open);
+    LEFT_OPEN.get_or_init(all_left_open);
     raise_stack()
 }
 
@@ -89,7 +89,7 @@ fn handles(signal: libc::c_int) -> bool {
     action(signal).is_some_and(|it| !harmless.contains(&it))
 }
 
-fn left_open() -> Vec<RawFd> {
+fn all_left_open() -> Vec<RawFd> {
     let Ok(all) = std::fs::read_dir("/proc/self/fd") else { return Vec::new() };
     let numbers = all.filter_map(|it| it.ok()?.file_name().to_str()?.parse().ok());
     // The directory of the list itself is closed on exec.
@@ -100,6 +100,16 @@ fn stays_at_exec(number: RawFd) -> bool {
     // SAFETY: the call only reads; the number of a closed descriptor is an error.
     let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
     flags >= 0 && flags & libc::FD_CLOEXEC == 0
+}
+
+/// Returns a descriptor that this process's caller had left open, by its number. `None` if there is none, or this process
+/// has taken it over.
+#[must_use]
+pub fn left_open(number: RawFd) -> Option<BorrowedFd<'static>> {
+    let is_left = LEFT_OPEN.get()?.contains(&number) && stays_at_exec(number);
+    // SAFETY: the descriptor was open before this program began, and only `close_left_open` closes it, in a child that
+    // then no longer uses it.
+    is_left.then(|| unsafe { BorrowedFd::borrow_raw(number) })
 }
 
 /// Closes the descriptors that the caller had left open and that this process has not taken over. For a child that

@@ -35,7 +35,7 @@ pub use at_rest::{ExpectedWait, shrink};
 pub use daemonize::{Done, finish_behind, start_behind, start_server};
 pub use holders::{Holder, holders};
 pub use identity::{IdentityError, ProcessIdentity, boot_id};
-pub use inherited::{StackError, changed_limits, settle};
+pub use inherited::{StackError, changed_limits, left_open, settle};
 pub use name_services::use_own_name_services;
 pub use namespaces::{
     IdMaps, IdRange, MountsBefore, Namespace, enter, enter_network, id_maps, namespace_kind,

@@ -302,21 +302,21 @@ fn publish(
     root: &Detached,
 ) -> anyhow::Result<()> {
     let text = serde_json::to_string_pretty(spec)? + "\n";
-    let mut files: Vec<_> = names.iter().map(|it| (it.name(), it.text.as_str())).collect();
-    files.push((CONFIG, &text));
+    let mut files: Vec<_> = names.iter().map(|it| (it.name(), &*it.bytes)).collect();
+    files.push((CONFIG, text.as_bytes()));
     let make = || -> anyhow::Result<()> {
         let failed = || format!("cannot make \"{}\"", directory.join(ROOT).display());
         rustix::fs::mkdirat(folder, ROOT, Mode::from_raw_mode(0o755)).with_context(failed)?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let rootfs = rustix::fs::openat(folder, ROOT, flags, Mode::empty()).with_context(failed)?;
-        for (name, text) in &files {
+        for (name, bytes) in &files {
             let failed = || format!("cannot write \"{}\"", directory.join(name).display());
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
             let mode = Mode::from_raw_mode(0o644);
             let file = rustix::fs::openat(folder, *name, flags, mode).with_context(failed)?;
             // The umask is ignored, because all users must be able to look up names.
             rustix::fs::fchmod(&file, mode).with_context(failed)?;
-            File::from(file).write_all(text.as_bytes()).with_context(failed)?;
+            File::from(file).write_all(bytes).with_context(failed)?;
         }
         // The root is attached last, because after a later failure it would have to be unmounted.
         Ok(root.attach(rootfs.as_fd())?)

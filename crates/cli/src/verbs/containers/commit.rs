@@ -15,6 +15,7 @@ use crate::session::layers;
 use crate::session::resources::JobResources;
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::changes::{look, shared, tell_skipped};
+use crate::verbs::exit_codes::ExitCodes;
 use crate::verbs::images::import::tell;
 
 #[derive(Debug, Args)]
@@ -46,6 +47,7 @@ impl VerbArgs for Commit {
     const EXAMPLES: &'static str =
         "quire commit -m 'configured' --change 'CMD [\"app\"]' web app:2";
     const HAS_SHORT_QUIET: bool = true;
+    const EXIT_CODES: ExitCodes = ExitCodes::Objects;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         commit(context, self)

@@ -28,16 +28,20 @@ pub(crate) fn image_config(store: &Store, found: &Resolved) -> anyhow::Result<Im
     Ok(ImageConfig::from_json(&StoredImage::load(store, &digest)?.config_bytes)?)
 }
 
-/// Returns whether the program gets a terminal. Runtimes connect a new terminal to the one at standard input.
-pub(crate) fn terminal(wanted: When) -> anyhow::Result<Terminal> {
+/// Returns whether the program gets a terminal. As in podman, `-it` without one at standard input is a remark.
+pub(crate) fn terminal(context: &Context, tty: &args::Tty) -> Terminal {
     let input = std::io::stdin().is_terminal();
-    match wanted {
-        When::Always if !input => {
-            bail!("-t: standard input is not a terminal: leave -t out")
+    match tty.when() {
+        When::Always => {
+            if tty.interactive && !input {
+                context.remark(
+                    "-it: standard input is not a terminal: its bytes count as typed, and its end as Ctrl-D",
+                );
+            }
+            Terminal::New
         }
-        When::Always => Ok(Terminal::New),
-        When::Auto if input && std::io::stdout().is_terminal() => Ok(Terminal::New),
-        When::Auto | When::Never => Ok(Terminal::None),
+        When::Auto if input && std::io::stdout().is_terminal() => Terminal::New,
+        When::Auto | When::Never => Terminal::None,
     }
 }
 
@@ -79,7 +83,7 @@ pub(crate) fn bundle_options(
         },
         access,
         is_limited: wanted.has_limits(),
-        memory: wanted.memory,
+        memory: wanted.memory_limit(),
         pids: crate::verbs::containers::security::pids(&wanted.security)?,
         cpu: Cpu {
             quota: wanted.cpu.cpus,
@@ -158,7 +162,7 @@ pub(crate) fn writable_wish(
 ) -> WritableChoice {
     let remark = |text: &str| context.remark(text);
     let default = || WritableChoice::default_of(context.who(), store, &context.search(), &remark);
-    wish(wanted).cloned().unwrap_or_else(default).within(wanted.memory)
+    wish(wanted).cloned().unwrap_or_else(default).within(wanted.memory_limit())
 }
 
 /// Describes the default writable layer of `run`, with the reason if it is not the usual one.

@@ -14,7 +14,7 @@ use crate::verbs::containers::container_options::GivenFiles;
 use crate::verbs::containers::run::{
     NewContainer, Prepared, RequestedLife, background_terminal, prepare,
 };
-use crate::verbs::exit_codes::START_CODES;
+use crate::verbs::exit_codes::ExitCodes;
 use crate::verbs::{VerbArgs, option_groups};
 
 #[derive(Debug, Args)]
@@ -37,7 +37,7 @@ impl VerbArgs for Create {
     const HAS_SHORT_QUIET: bool = true;
     const GROUPS: &'static [option_groups::OptionGroup] = option_groups::CONTAINER;
     const PRINTS_JSON: bool = false;
-    const EXIT_CODES: &'static str = START_CODES;
+    const EXIT_CODES: ExitCodes = ExitCodes::Start;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         create(context, self)
@@ -51,8 +51,10 @@ fn create(context: &Context, args: &Create) -> anyhow::Result<Answer> {
     let signals = Arc::new(Signals::block(&FORWARDED)?);
     let life = RequestedLife {
         terminal: background_terminal(&args.tty),
-        keep: true,
+        rests: true,
+        keep: args.new.rm != Some(true),
         stdin: args.tty.interactive,
+        fds: Vec::new(),
     };
     let Prepared { ready, .. } = prepare(context, &args.new, &life, given, signals)?;
     let id = ready.id().to_owned();

@@ -16,12 +16,12 @@ use kernel::process::Signals;
 use store::OpenOptions;
 
 use crate::Answer;
-use crate::args::{Program, Tty};
+use crate::args::{Descriptors, Program, Tty};
 use crate::session::context::Context;
 use crate::session::signals::FORWARDED;
 use crate::verbs::VerbArgs;
-use crate::verbs::containers::run::not_started;
-use crate::verbs::exit_codes::RUN_CODES;
+use crate::verbs::containers::run::{NO_FDS, not_started};
+use crate::verbs::exit_codes::ExitCodes;
 
 #[derive(Debug, Args)]
 pub(crate) struct Exec {
@@ -32,6 +32,8 @@ pub(crate) struct Exec {
     /// Run in the background, without the caller's standard streams and terminal
     #[arg(short, long)]
     pub(crate) detach: bool,
+    #[command(flatten)]
+    pub(crate) descriptors: Descriptors,
     /// A running container
     pub(crate) container: String,
     /// The command
@@ -45,7 +47,7 @@ impl VerbArgs for Exec {
     const EXAMPLES: &'static str =
         "quire exec web -- ps ax\n  quire exec -it web sh\n  quire exec -d web sleep 60";
     const PRINTS_JSON: bool = false;
-    const EXIT_CODES: &'static str = RUN_CODES;
+    const EXIT_CODES: ExitCodes = ExitCodes::Run;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         exec(context, self)
@@ -59,7 +61,7 @@ pub(crate) fn exec(context: &Context, args: &Exec) -> anyhow::Result<Answer> {
     let signals = Signals::block(&FORWARDED)?;
     let terminal = match args.detach {
         true => Terminal::None,
-        false => crate::verbs::containers::container_options::terminal(args.tty.when())?,
+        false => crate::verbs::containers::container_options::terminal(context, &args.tty),
     };
     let store = context.open(OpenOptions::read())?;
     let is_asked_to_end = || signals.ending().is_some();
@@ -89,7 +91,11 @@ pub(crate) fn exec(context: &Context, args: &Exec) -> anyhow::Result<Answer> {
         working_dir: args.program.workdir.clone(),
         user: user.transpose()?,
         terminal,
+        fds: args.descriptors.numbers(),
     };
+    if (args.detach || terminal == Terminal::New) && !more.fds.is_empty() {
+        bail!("{NO_FDS}");
+    }
     if args.detach {
         let (report, process) = background::exec_behind(&found.folder, &found.id, more, &signals)?;
         return not_started(MonitorReport::new(&found.id, report).wait(&process, &signals)?);

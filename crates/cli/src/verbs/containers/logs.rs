@@ -19,6 +19,7 @@ use crate::output::report;
 use crate::session::context::Context;
 use crate::session::moment::{self, DurationFrom, LastLines};
 use crate::verbs::VerbArgs;
+use crate::verbs::exit_codes::ExitCodes;
 
 #[derive(Debug, Args)]
 pub(crate) struct Logs {
@@ -51,6 +52,7 @@ impl VerbArgs for Logs {
         0.1 recorded has no times: it counts as older than all other output, and all of it goes to standard output.";
     const EXAMPLES: &'static str = "quire logs --tail 20 web\n  quire logs --since 10m --timestamps web\n  quire logs --follow web";
     const PRINTS_JSON: bool = false;
+    const EXIT_CODES: ExitCodes = ExitCodes::Objects;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         logs(context, self)

@@ -25,6 +25,7 @@ use crate::verbs::containers::ps::ports::PortsReport;
 use crate::verbs::containers::ps::row::{ListedContainer, TITLES};
 use crate::verbs::containers::ps::select::{ContainerFilters, ContainerOrder, KEYS, sort};
 use crate::verbs::containers::snapshots::origins::{self, Origins};
+use crate::verbs::exit_codes::ExitCodes;
 #[cfg(feature = "serve")]
 use {
     crate::verbs::services::engines::roots::{RootOptions, list_roots},
@@ -100,6 +101,7 @@ impl VerbArgs for Ps {
     const NAME: &'static str = "ps";
     const ABOUT: &'static str = "List containers";
     const EXAMPLES: &'static str = "quire ps\n  quire ps --all --size\n  quire ps --tree\n  quire ps --filter status=exited --format '{{.Names}} {{.ExitCode}}'";
+    const EXIT_CODES: ExitCodes = ExitCodes::Objects;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         ps(context, self)

@@ -11,8 +11,8 @@ use crate::output::report;
 use crate::session::context::{Context, now};
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::ps::filtered;
-use crate::verbs::containers::start::{Begun, Starter, check_restart};
-use crate::verbs::exit_codes::START_CODES;
+use crate::verbs::containers::start::{Begun, Starter, Watcher, check_restart};
+use crate::verbs::exit_codes::ExitCodes;
 
 #[derive(Debug, Args)]
 pub(crate) struct Restart {
@@ -41,7 +41,7 @@ impl VerbArgs for Restart {
     const EXAMPLES: &'static str =
         "quire restart web\n  quire restart --time 30 web db\n  quire restart --running";
     const PRINTS_JSON: bool = false;
-    const EXIT_CODES: &'static str = START_CODES;
+    const EXIT_CODES: ExitCodes = ExitCodes::Start;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         restart(context, self)
@@ -80,9 +80,9 @@ fn restart(context: &Context, args: &Restart) -> anyhow::Result<Answer> {
     stop_all(context, &store, running, wish)?;
     let starter = Starter::new(context, &store)?;
     for id in ids {
-        match starter.begin(&id)? {
+        match starter.begin(&id, Watcher::Monitor)? {
             Begun::Runs(_) | Begun::Ran => report::line(&id)?,
-            Begun::Failed(answer) => return Ok(answer),
+            Begun::Over(answer) => return Ok(answer),
         }
     }
     Ok(Answer::Yes)

@@ -16,6 +16,7 @@ use crate::verbs::containers::networks::join;
 use crate::verbs::containers::ps::filtered;
 use crate::verbs::containers::snapshots::{clear_unneeded, origins};
 use crate::verbs::containers::volume;
+use crate::verbs::exit_codes::ExitCodes;
 use crate::verbs::images::rmi::image_name;
 
 #[expect(clippy::struct_excessive_bools, reason = "each is an option")]
@@ -53,6 +54,7 @@ impl VerbArgs for Rm {
     const ABOUT: &'static str = "Remove containers";
     const EXAMPLES: &'static str =
         "quire rm web\n  quire rm --force web db\n  quire rm --all --force --time 10";
+    const EXIT_CODES: ExitCodes = ExitCodes::Removal;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         rm(context, self)

@@ -11,6 +11,7 @@ pub(crate) mod hosts;
 mod request;
 
 use std::ffi::OsStr;
+use std::io::IsTerminal as _;
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -18,15 +19,18 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail};
 use container::boot_cache::Notes;
 use container::life::end::ended::LOST;
-use container::life::monitor::{FAILED, RunError};
+use container::life::monitor::{CallerStreams, FAILED, RunError};
 use container::life::monitor_report::{
     MonitorReport, NotStarted, StartReport, TakenBack, take_back,
 };
-use container::life::prepare::{AdmittedImage, CallerEnvironment, Ready, random_id};
+use container::life::prepare::{AdmittedImage, CallerEnvironment, PrepareError, Ready, random_id};
 use container::life::running::Finish;
 use container::life::signal::signal_number;
+use container::network::PortError;
+use container::networks::NetworksError;
 use container::plan::{ContainerPlan, ContainerRequest, IdsChoice, ImageVolumes};
 use container::runtime::Runtime;
+use container::runtime::caller_fds::CallerFds;
 use kernel::process::{Process, Signals, start_behind};
 use store::ContainerSnapshot;
 #[cfg(feature = "serve")]
@@ -36,6 +40,7 @@ use crate::Answer;
 use crate::args::Trust;
 use crate::output::report;
 use crate::session::context::{Context, now};
+use crate::session::failure::find;
 use crate::session::own_namespace::changes_can_stay;
 use crate::session::signals::FORWARDED;
 use crate::session::ways::Ways;
@@ -43,7 +48,7 @@ use crate::verbs::containers::container_options::{GivenFiles, image_config};
 use crate::verbs::containers::networks::{connect, join};
 use crate::verbs::containers::snapshots::clear_after_end;
 use crate::verbs::containers::volume;
-use crate::verbs::exit_codes::RUN_CODES;
+use crate::verbs::exit_codes::ExitCodes;
 #[cfg(feature = "serve")]
 use crate::verbs::services::lazy::devices::LazyRun;
 use crate::verbs::{VerbArgs, option_groups};
@@ -52,7 +57,7 @@ pub(crate) use args::{NewContainer, Run};
 use cid_file::CidFile;
 use find::FoundImage;
 use request::container_wish;
-pub(super) use request::{RequestedLife, background_terminal};
+pub(super) use request::{NO_FDS, RequestedLife, background_terminal};
 
 impl VerbArgs for Run {
     const NAME: &'static str = "run";
@@ -69,7 +74,7 @@ impl VerbArgs for Run {
     const HAS_SHORT_QUIET: bool = true;
     const GROUPS: &'static [option_groups::OptionGroup] = option_groups::CONTAINER;
     const PRINTS_JSON: bool = false;
-    const EXIT_CODES: &'static str = RUN_CODES;
+    const EXIT_CODES: ExitCodes = ExitCodes::Run;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         run(context, self)
@@ -81,7 +86,19 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
     if let Some(NotStarted { code, .. }) = error.downcast_ref() {
         return *code;
     }
+    if error.chain().any(is_port_in_use) {
+        return PORT_IN_USE;
+    }
     error.downcast_ref().map_or(FAILED, RunError::exit_code)
+}
+
+/// Exit code if a published port is in use. Source: podman 5, `libpod/define/exec_codes.go`, where this is an error of
+/// the runtime.
+const PORT_IN_USE: u8 = 126;
+
+fn is_port_in_use(cause: &(dyn std::error::Error + 'static)) -> bool {
+    find(cause).is_some_and(|it: &PortError| it.is_in_use)
+        || matches!(find(cause), Some(PrepareError::Networks(NetworksError::Port { .. })))
 }
 
 pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
@@ -91,12 +108,13 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
     // Signals are blocked now, so that none ends this process between the creation of the container's folder and its
     // removal.
     let signals = Arc::new(Signals::block(&FORWARDED)?);
+    let life = RequestedLife::of_run(context, args)?;
     let Prepared {
         ready,
         has_snapshot,
         #[cfg(feature = "serve")]
         lazy,
-    } = prepare(context, &args.new, &RequestedLife::of_run(args)?, given, signals)?;
+    } = prepare(context, &args.new, &life, given, signals)?;
     if args.detach {
         let (id, path) = (ready.id().to_owned(), ready.path().to_owned());
         let signals = Arc::clone(ready.signals());
@@ -120,7 +138,7 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
     let ended = if ready.has_terminal_of_ours() {
         attached::run(context, ready)
     } else {
-        in_foreground(context, ready)
+        in_foreground(context, ready, life.keep, args.attach.streams())
     };
     if has_snapshot {
         clear_after_end(context);
@@ -135,7 +153,7 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
     // Codes from 126 on are of programs that did not run, or that a signal ended.
     if let Ok(Answer::Program(1..=125)) = &ended
         && args.new.wanted.network.is_none()
-        && args.new.publish.is_empty()
+        && args.new.published().is_empty()
     {
         context.remark(&connect::lack());
     }
@@ -150,8 +168,35 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
 }
 
 /// Runs a container without a terminal, and waits for its end.
-fn in_foreground(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
-    let Finish { end, has_lost, stays } = ready.run(&|text| context.remark(text));
+fn in_foreground(
+    context: &Context,
+    ready: Ready,
+    keep: bool,
+    streams: CallerStreams,
+) -> anyhow::Result<Answer> {
+    let remark = |text: &str| context.remark(text);
+    if ready.has_terminal() && !std::io::stdin().is_terminal() {
+        bail!("-t: standard input is not a terminal, which gVisor needs: leave -t out");
+    }
+    let is_recorded = keep || streams != CallerStreams::ALL;
+    if !streams.output && !streams.errors {
+        // As in podman, which prints the id of a container whose output nothing else shows.
+        report::line(ready.id())?;
+    }
+    let finish = match is_recorded {
+        true if ready.has_terminal() => bail!(
+            "--rm=false: gVisor connects the container's terminal itself, so its output cannot be kept: leave out \
+            -t, or use --rm"
+        ),
+        true => ready.run_and_record(streams, &|| now().0, &remark),
+        false => ready.run(&remark),
+    };
+    finished(context, finish)
+}
+
+/// Reports the end of a container in the foreground.
+pub(super) fn finished(context: &Context, finish: Finish) -> anyhow::Result<Answer> {
+    let Finish { end, has_lost, stays } = finish;
     // A failure of the program is reported before failures after its end.
     let end = end?;
     stays.map_or(Ok(()), Err)?;
@@ -190,6 +235,7 @@ pub(super) fn prepare(
     let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR");
     let notes = Notes::of_user(context.who(), runtime_dir.as_deref());
     let runtime = runtime(context, args.runtime.as_deref(), notes.as_ref())?;
+    let fds = CallerFds::find(&life.fds, runtime.kind).context("--preserve-fds")?;
     let found = FoundImage::resolve(context, args, &signals)?;
     let config = image_config(found.images(), found.image.found())?;
     let id = args.name.clone().map_or_else(random_id, Ok)?;
@@ -227,7 +273,7 @@ pub(super) fn prepare(
         file.write(ready.id())?;
     }
     Ok(Prepared {
-        ready,
+        ready: ready.with_fds(fds),
         has_snapshot,
         #[cfg(feature = "serve")]
         lazy,

@@ -17,6 +17,7 @@ use container::life::end::reap::{Sweep, clear_dead};
 use container::life::kept::KeptContainer;
 use container::life::log::Halves;
 use container::life::lookup::{KnownContainer, find_at_rest, find_container};
+use container::life::monitor::CallerStreams;
 use container::life::monitor_report::{MonitorReport, StartReport};
 use container::life::prepare::{AdmittedImage, restart};
 use container::life::rollback::roll_back;
@@ -35,9 +36,9 @@ use crate::session::signals::FORWARDED;
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::container_options::image_config;
 use crate::verbs::containers::ps::filtered;
-use crate::verbs::containers::run::{exit_code, not_started, runtime, with_environment};
+use crate::verbs::containers::run::{exit_code, finished, not_started, runtime, with_environment};
 use crate::verbs::containers::{logs, security};
-use crate::verbs::exit_codes::START_CODES;
+use crate::verbs::exit_codes::ExitCodes;
 
 /// Filter of containers that start at boot.
 const AT_BOOT: &str = "should-start-on-boot=true";
@@ -75,7 +76,7 @@ impl VerbArgs for Start {
     const EXAMPLES: &'static str = "quire start web\n  quire start --attach batch\n  quire start --all --filter label=job=7\n  \
         quire start --print-unit > quire-restart.service";
     const PRINTS_JSON: bool = false;
-    const EXIT_CODES: &'static str = START_CODES;
+    const EXIT_CODES: ExitCodes = ExitCodes::Start;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         start(context, self)
@@ -109,8 +110,8 @@ fn start(context: &Context, args: &Start) -> anyhow::Result<Answer> {
     }
     let starter = Starter::new(context, &store)?;
     for name in &args.containers {
-        let begun = match starter.begin(name)? {
-            Begun::Failed(answer) => return Ok(answer),
+        let begun = match starter.begin(name, Watcher::of(args))? {
+            Begun::Over(answer) => return Ok(answer),
             Begun::Ran if args.attach => bail!(
                 "container {name} is already running: `quire logs --follow {name}` prints its \
                 output"
@@ -140,9 +141,9 @@ fn start_all(context: &Context, filters: &[String]) -> anyhow::Result<Answer> {
     found.retain(|it| !it.is_running());
     let mut failed = 0_usize;
     for id in found.iter().map(|it| &it.id) {
-        match starter.begin(id) {
+        match starter.begin(id, Watcher::Monitor) {
             Ok(Begun::Runs(_) | Begun::Ran) => report::line(id)?,
-            Ok(Begun::Failed(answer)) => return Ok(answer),
+            Ok(Begun::Over(answer)) => return Ok(answer),
             Err(error) => {
                 failed += 1;
                 let error = error.context(format!("cannot start container {id}"));
@@ -161,8 +162,22 @@ pub(crate) enum Begun {
     Runs(BegunContainer),
     /// It was running already.
     Ran,
-    /// It did not start, because a signal arrived.
-    Failed(Answer),
+    /// It did not start because a signal arrived, or it has already ended in the foreground.
+    Over(Answer),
+}
+
+/// The process that watches a container until its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Watcher {
+    Monitor,
+    /// This process, if the container is removed at its end.
+    Caller,
+}
+
+impl Watcher {
+    const fn of(args: &Start) -> Self {
+        if args.attach { Self::Caller } else { Self::Monitor }
+    }
 }
 
 /// A container that was just started.
@@ -193,13 +208,13 @@ impl<'a> Starter<'a> {
     }
 
     /// Starts a container, and waits until it runs.
-    pub(crate) fn begin(&self, name: &str) -> anyhow::Result<Begun> {
+    pub(super) fn begin(&self, name: &str, watcher: Watcher) -> anyhow::Result<Begun> {
         let Self { store, .. } = *self;
         let is_asked = || self.signals.ending().is_some();
         let (known, folder) = find_at_rest(store, name, &is_asked)?;
         let Some(folder) = folder.filter(|_| !known.is_unwatched) else { return Ok(Begun::Ran) };
         let kept = KeptContainer::open(folder, now().0)?;
-        self.begin_kept(&known, kept)
+        self.begin_kept(&known, kept, watcher)
     }
 
     /// Replaces the changes of a container at rest by those of a snapshot, or by none. Then starts it if it `runs`.
@@ -220,11 +235,17 @@ impl<'a> Starter<'a> {
         if !runs {
             return Ok(None);
         }
-        self.begin_kept(&known, kept).map(Some)
+        self.begin_kept(&known, kept, Watcher::Monitor).map(Some)
     }
 
-    fn begin_kept(&self, known: &KnownContainer, mut kept: KeptContainer) -> anyhow::Result<Begun> {
+    fn begin_kept(
+        &self,
+        known: &KnownContainer,
+        mut kept: KeptContainer,
+        watcher: Watcher,
+    ) -> anyhow::Result<Begun> {
         let Self { context, store, .. } = *self;
+        let is_kept = kept.request().keep;
         let apparmor = security::apparmor_again(context, &kept.request().bundle.security)?;
         kept.request_mut().bundle.security.apparmor = apparmor;
         let ports = kept.request().pasta.iter().flat_map(|it| &it.ports);
@@ -246,12 +267,20 @@ impl<'a> Starter<'a> {
         let ready = with_environment(context, &trust, notes.as_ref(), &self.signals, |around| {
             Ok(restart(store, image, config, kept, &self.living, signals, around)?)
         })?;
+        // The end of such a container removes its log and its exit code.
+        if watcher == Watcher::Caller && !is_kept && !ready.has_terminal() {
+            // Such a check would discard the signals that are for the container.
+            store.give_up_when(|| false);
+            let remark = |text: &str| context.remark(text);
+            let finish = ready.run_and_record(CallerStreams::OUTPUTS, &|| now().0, &remark);
+            return finished(context, finish).map(Begun::Over);
+        }
         let (id, folder) = (ready.id().to_owned(), ready.path().to_owned());
         let log = end_of_log(known).with_context(|| format!("cannot read the log of {id}"))?;
         let (report, monitor) = start_behind(|report| ready.watch(report, None, &|| now().0))?;
         match MonitorReport::new(&id, report).wait(&monitor, &self.signals)? {
             StartReport::Runs => Ok(Begun::Runs(BegunContainer { id, folder, log })),
-            how => not_started(how).map(Begun::Failed),
+            how => not_started(how).map(Begun::Over),
         }
     }
 

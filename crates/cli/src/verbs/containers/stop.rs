@@ -12,6 +12,7 @@ use crate::output::report;
 use crate::session::context::{Context, now};
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::ps::filtered;
+use crate::verbs::exit_codes::ExitCodes;
 
 #[derive(Debug, Args)]
 pub(crate) struct Stop {
@@ -40,6 +41,7 @@ impl VerbArgs for Stop {
     const ABOUT: &'static str = "Stop containers: signal them, then kill them";
     const EXAMPLES: &'static str =
         "quire stop web\n  quire stop --time 30 web db\n  quire stop --all";
+    const EXIT_CODES: ExitCodes = ExitCodes::Objects;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         stop(context, self)

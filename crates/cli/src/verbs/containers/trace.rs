@@ -16,7 +16,7 @@ use crate::session::context::Context;
 use crate::session::layers;
 use crate::session::signals::FORWARDED;
 use crate::verbs::containers::run::Run;
-use crate::verbs::exit_codes::RUN_CODES;
+use crate::verbs::exit_codes::ExitCodes;
 use crate::verbs::{VerbArgs, option_groups};
 
 #[derive(Debug, Args)]
@@ -41,7 +41,7 @@ impl VerbArgs for Trace {
     const HAS_SHORT_HELP: bool = false;
     const GROUPS: &'static [option_groups::OptionGroup] = option_groups::CONTAINER;
     const PRINTS_JSON: bool = false;
-    const EXIT_CODES: &'static str = RUN_CODES;
+    const EXIT_CODES: ExitCodes = ExitCodes::Run;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         trace(context, self)

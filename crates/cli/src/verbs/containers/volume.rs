@@ -18,6 +18,7 @@ use crate::output::report::{self, Time};
 use crate::output::{table, template};
 use crate::session::context::{Context, now};
 use crate::verbs::VerbArgs;
+use crate::verbs::exit_codes::ExitCodes;
 
 /// An action of `volume`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -129,6 +130,7 @@ impl VerbArgs for Volume {
         --volumes` removes it with the container, and so does the end of a container that is not kept. A volume that a \
         container uses, running or stopped, is never removed.";
     const EXAMPLES: &'static str = "quire volume create --label app=shop data\n  quire run -v data:/data debian -- sh -c 'echo 1 >/data/file'\n  quire volume ls --filter dangling=true\n  quire volume rm data";
+    const EXIT_CODES: ExitCodes = ExitCodes::Objects;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         self.check()?;

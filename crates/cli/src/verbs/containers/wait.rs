@@ -12,6 +12,7 @@ use crate::Answer;
 use crate::output::report;
 use crate::session::context::Context;
 use crate::verbs::VerbArgs;
+use crate::verbs::exit_codes::ExitCodes;
 
 #[derive(Debug, Args)]
 pub(crate) struct Wait {
@@ -24,6 +25,7 @@ impl VerbArgs for Wait {
     const NAME: &'static str = "wait";
     const ABOUT: &'static str = "Wait until containers end, and print their exit codes";
     const EXAMPLES: &'static str = "quire wait web";
+    const EXIT_CODES: ExitCodes = ExitCodes::Objects;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         wait(context, self)

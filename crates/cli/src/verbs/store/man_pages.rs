@@ -6,7 +6,7 @@ use clap_mangen::roff::{Inline, Roff, bold, italic, roman};
 
 use super::man_markdown;
 use crate::composefs;
-use crate::verbs::exit_codes::EXIT_CODES;
+use crate::verbs::exit_codes::ExitCodes;
 use crate::verbs::mounts::mount_helper;
 use crate::verbs::{VERBS, VerbRow, help};
 
@@ -216,7 +216,7 @@ fn whole(command: &Command) -> ManPage {
         group = row.group;
     }
     options(&mut page, command);
-    page.paragraphs("EXIT STATUS", &without_title(EXIT_CODES));
+    page.paragraphs("EXIT STATUS", &without_title(ExitCodes::Kinds.text()));
     let mut variables = variables(command);
     variables.extend(owned(VARIABLES));
     page.table("ENVIRONMENT", &variables);
@@ -252,7 +252,7 @@ fn verb(row: &VerbRow, command: &Command) -> ManPage {
         "EXAMPLES",
         &row.examples.lines().map(|it| it.trim_start().to_owned() + "\n").collect::<String>(),
     );
-    page.paragraphs("EXIT STATUS", &without_title(row.exit_codes));
+    page.paragraphs("EXIT STATUS", &without_title(row.exit_codes.text()));
     page.table("ENVIRONMENT", &variables(command));
     let of_verb = FILES_OF_VERBS.iter().filter(|(verbs, ..)| verbs.contains(&row.name));
     let of_verb = of_verb.map(|(_, file, about)| (*file, *about));

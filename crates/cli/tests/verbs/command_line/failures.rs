@@ -28,8 +28,8 @@ fn failures_have_kinds() {
     place.out(&format!("import dir:{} base", tree.display()));
     let report = check(&place.run("show --json bse"), "absent", 3, "there is no image \"bse\"");
     assert!(report["hint"].as_str().unwrap().contains("did you mean base"), "{report}");
-    check(&place.run("--json rm nothing"), "absent", 3, "there is no container \"nothing\"");
-    check(&place.run("--json stop nothing"), "absent", 3, "there is no container \"nothing\"");
+    check(&place.run("--json rm nothing"), "absent", 1, "there is no container \"nothing\"");
+    check(&place.run("--json stop nothing"), "absent", 125, "there is no container \"nothing\"");
     check(&place.run("--json show"), "usage", 2, "<NAME>");
     check(&place.run("--json show --format x base"), "usage", 2, "use `quire inspect --format");
     check(&place.run("--json import dir:/nosuch/tree"), "other", 2, "/nosuch/tree");

@@ -87,7 +87,7 @@ fn a_volume_in_use_is_not_removed() {
     // A name that a user chose ends only with `volume rm`.
     assert_eq!(names(&place), ["data"]);
     let ran = place.run("volume prune");
-    assert!(ran.code == Some(2) && ran.err.contains("add --force"), "{}", ran.err);
+    assert!(ran.code == Some(125) && ran.err.contains("add --force"), "{}", ran.err);
     assert_eq!(place.out("volume prune --force"), "data\n");
     start(&place, &["--name", "web", "-v", "data:/data"], "sleep 60");
     assert_eq!(place.out("volume rm --force data nothing"), "data\n");
@@ -246,7 +246,7 @@ fn volumes_are_described_counted_and_checked() {
     assert_eq!(place.out("volume ls"), "DRIVER  VOLUME NAME\n");
     assert_eq!(place.out("volume create --label a=b --label c one"), "one\n");
     let ran = place.run("volume create one");
-    assert!(ran.code == Some(2) && ran.err.contains("already exists"), "{}", ran.err);
+    assert!(ran.code == Some(125) && ran.err.contains("already exists"), "{}", ran.err);
     assert_eq!(place.out("volume create --ignore one"), "one\n");
     let random = place.out("volume create");
     assert_eq!(random.trim().len(), 64, "{random}");
@@ -254,7 +254,7 @@ fn volumes_are_described_counted_and_checked() {
     for name in ["", ".a", "a/b", "-a"] {
         let ran = place.run_each(&["volume", "create", "--", name]);
         assert!(
-            ran.code == Some(2) && ran.err.contains("is not a name of a volume"),
+            ran.code == Some(125) && ran.err.contains("is not a name of a volume"),
             "{}",
             ran.err
         );
@@ -293,7 +293,7 @@ fn volumes_are_described_counted_and_checked() {
     assert!(place.path("store/volumes/one/data/g").exists());
     place.out("volume rm one");
     let ran = place.run("volume ls --force");
-    assert!(ran.code == Some(2) && ran.err.contains("--force is for"), "{}", ran.err);
+    assert!(ran.code == Some(125) && ran.err.contains("--force is for"), "{}", ran.err);
 }
 
 /// `system prune` and `volume rm --force` remove containers, but not the volumes that only these have: see `rm`.

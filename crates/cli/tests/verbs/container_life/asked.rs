@@ -31,12 +31,16 @@ fn kill_sends_one_signal() {
     assert_eq!(place.out("kill web"), "web\n");
     assert_eq!((status(&place, "web"), place.out("wait web")), ("exited".into(), "137\n".into()));
     let ran = place.run("kill web");
-    assert!(ran.code == Some(2) && ran.err.contains("the status of web is exited"), "{}", ran.err);
+    assert!(
+        ran.code == Some(125) && ran.err.contains("the status of web is exited"),
+        "{}",
+        ran.err
+    );
     // None gets the signal if one of them cannot get it.
-    assert_eq!(place.run("kill other web").code, Some(2));
+    assert_eq!(place.run("kill other web").code, Some(125));
     assert_eq!(status(&place, "other"), "running");
-    assert_eq!(place.run("kill --signal NONE other").code, Some(2));
-    assert_eq!(place.run("kill absent").code, Some(3));
+    assert_eq!(place.run("kill --signal NONE other").code, Some(125));
+    assert_eq!(place.run("kill absent").code, Some(125));
     assert_eq!(place.out("kill --all"), "other\n");
     assert_eq!(
         (status(&place, "other"), place.out("kill --all")),
@@ -170,9 +174,9 @@ fn inspect_describes_containers_and_images() {
     // The others are printed.
     let ran = place.run("inspect web nosuch");
     let found: Value = serde_json::from_str(&ran.out).unwrap();
-    assert_eq!((ran.code, found.as_array().unwrap().len()), (Some(3), 1));
+    assert_eq!((ran.code, found.as_array().unwrap().len()), (Some(125), 1));
     assert!(ran.err.contains("there is no container or image \"nosuch\""), "{}", ran.err);
-    assert_eq!(place.run("inspect --type container a").code, Some(3));
+    assert_eq!(place.run("inspect --type container a").code, Some(125));
     for (line, code) in [
         ("container exists web", 0),
         ("container exists a", 1),
@@ -194,7 +198,7 @@ fn a_container_without_ports_has_none() {
     assert_eq!(place.out("port --all"), "");
     let ran = place.run("port web 80");
     let said = "failed to find published port \"80/tcp\"";
-    assert!(ran.code == Some(2) && ran.err.contains(said), "{}", ran.err);
-    assert_eq!(place.run("port web 80/none").code, Some(2));
-    assert_eq!(place.run("port absent").code, Some(3));
+    assert!(ran.code == Some(125) && ran.err.contains(said), "{}", ran.err);
+    assert_eq!(place.run("port web 80/none").code, Some(125));
+    assert_eq!(place.run("port absent").code, Some(125));
 }

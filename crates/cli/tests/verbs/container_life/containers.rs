@@ -167,7 +167,7 @@ fn what_ignores_a_stop_is_killed() {
     place.out("stop --time 0 deaf");
     assert_eq!(place.out("wait deaf"), "137\n");
     let ran = place.run("wait none");
-    assert!(ran.code == Some(3) && ran.err.contains("ps --all"), "{}", ran.err);
+    assert!(ran.code == Some(125) && ran.err.contains("ps --all"), "{}", ran.err);
     // Names in `ps` are containers, even if an image has the same name.
     place.out("tag a alive");
     start(&place, &["--name", "alive"], "sleep 60");
@@ -253,7 +253,7 @@ fn a_killed_monitor_takes_its_container_along_and_the_next_command_says_so() {
         assert!(found["finished"].is_string() && found["code"].is_null(), "{found}");
         let ran = place.run(&format!("wait {name}"));
         assert!(
-            ran.code == Some(2) && ran.err.contains("the exit code of container"),
+            ran.code == Some(125) && ran.err.contains("the exit code of container"),
             "{}",
             ran.err
         );
@@ -436,7 +436,7 @@ fn what_is_asked_of_a_container_has_to_make_sense() {
     for signal in ["FOO", "0", "65", "-9", "", "RTMIN+31", "RTMAX-", "RTMIN3", "RTMAX+1", "RT"] {
         let ran = place.run_each(&["stop", &format!("--signal={signal}"), "c"]);
         assert!(
-            ran.code == Some(2) && ran.err.contains("is not a signal"),
+            ran.code == Some(125) && ran.err.contains("is not a signal"),
             "{signal}: {}",
             ran.err
         );
@@ -651,18 +651,18 @@ fn exec_waits_for_a_container_that_is_being_started() {
 fn what_a_detached_container_cannot_have_is_said() {
     let Some(place) = place() else { return };
     let ran = place.run("rm nobody");
-    assert!(ran.code == Some(3), "{}", ran.err);
+    assert!(ran.code == Some(1), "{}", ran.err);
     assert!(ran.err.contains("no container \"nobody\""), "{}", ran.err);
     let ran = place.run("rm --container nobody");
-    assert!(ran.code == Some(3) && ran.err.contains("ps --all"), "{}", ran.err);
+    assert!(ran.code == Some(1) && ran.err.contains("ps --all"), "{}", ran.err);
     start(&place, &["--name", "twice"], "exit 0");
     place.out("wait twice");
     place.out("tag a twoce");
     let ran = place.run("rm twxce");
     let said = "quire: there is no container \"twxce\"\n  did you mean twice?\n";
-    assert!(ran.code == Some(3) && ran.err == said, "{}", ran.err);
+    assert!(ran.code == Some(1) && ran.err == said, "{}", ran.err);
     let ran = place.run("rm Twice");
-    assert!(ran.code == Some(3) && ran.err.contains("did you mean twice"), "{}", ran.err);
+    assert!(ran.code == Some(1) && ran.err.contains("did you mean twice"), "{}", ran.err);
     let ran = place.run("rm twice twice");
     assert!(ran.code == Some(0) && ran.err.contains("twice was already removed"), "{}", ran.err);
 }

@@ -199,12 +199,12 @@ fn a_hostile_container_reaches_no_file_of_the_host() {
                 format!("cp file {name}:/{link}"),
             ] {
                 let ran = place.run(&line);
-                assert_eq!(ran.code, Some(2), "{line}: {}", ran.err);
+                assert_eq!(ran.code, Some(125), "{line}: {}", ran.err);
                 assert!(!ran.out.contains("secret\n"), "{line}");
             }
         }
         // The kernel resolves this link inside the root, where its directory does not exist.
-        assert_eq!(place.run(&format!("cp file {name}:/to-made")).code, Some(2));
+        assert_eq!(place.run(&format!("cp file {name}:/to-made")).code, Some(125));
         let names: Vec<_> =
             fs::read_dir(&host).unwrap().map(|it| it.unwrap().file_name()).collect();
         assert_eq!(names, ["secret"]);
@@ -242,11 +242,11 @@ fn tars_come_from_and_go_to_standard_streams() {
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     assert_eq!(place.out("exec tars -- cat /tmp/etc/short"), "short\n");
     let ran = read(File::open(place.path("etc.tar")).unwrap().into(), "tars:/etc/short");
-    assert!(ran.code == Some(2) && ran.err.contains("must be a directory"), "{}", ran.err);
+    assert!(ran.code == Some(125) && ran.err.contains("must be a directory"), "{}", ran.err);
     let mut bad = File::create(place.path("bad.tar")).unwrap();
     bad.write_all(&[b'x'; 2048]).unwrap();
     let ran = read(File::open(place.path("bad.tar")).unwrap().into(), "tars:/tmp");
-    assert!(ran.code == Some(2) && ran.err.contains("cannot read the tar"), "{}", ran.err);
+    assert!(ran.code == Some(125) && ran.err.contains("cannot read the tar"), "{}", ran.err);
 }
 
 /// A mounted file is overwritten, because the container would not see another one in its place.
@@ -329,7 +329,7 @@ fn interrupted_copies_leave_a_container_that_starts() {
         input.write_all(&tar[..1024]).unwrap();
         await_that("the first file is copied", || is_below(&place.path("store/containers"), &name));
         let ran = interrupt(copying, signal);
-        assert_eq!(ran.code, Some(2), "{signal:?}: {}", ran.err);
+        assert_eq!(ran.code, Some(125), "{signal:?}: {}", ran.err);
         assert!(ran.err.contains("interrupted"), "{}", ran.err);
         drop(input);
 
@@ -341,7 +341,7 @@ fn interrupted_copies_leave_a_container_that_starts() {
         // The copy has begun, and the rest does not fit into the pipe.
         output.read_exact(&mut [0; 512]).unwrap();
         let ran = interrupt(copying_child, signal);
-        assert_eq!(ran.code, Some(2), "{signal:?}: {}", ran.err);
+        assert_eq!(ran.code, Some(125), "{signal:?}: {}", ran.err);
 
         place.out("start web");
         assert_eq!(place.out(&format!("exec web -- cat /tmp/{name}")), "first");
@@ -402,7 +402,7 @@ fn mounts_at_rest_are_found_by_other_paths() {
     place.out("stop --time 0 web");
     for path in ["/etc/deep/x", "//tmp/../etc/deep", "/tmp/link/deep/x", "/tmp/link/deep"] {
         let ran = place.run(&format!("cp file web:{path}"));
-        assert_eq!(ran.code, Some(2), "{path}: {}", ran.out);
+        assert_eq!(ran.code, Some(125), "{path}: {}", ran.out);
         assert!(ran.err.contains("is in the mount /etc/deep"), "{path}: {}", ran.err);
     }
     // Here, `..` leads from /etc to the root.

@@ -267,9 +267,9 @@ fn all_containers_are_stopped_and_removed() {
     stopped.sort();
     assert_eq!(stopped, ["one", "two"]);
     assert_eq!((asked(), place.out("ps --quiet")), (2, String::new()));
-    assert_eq!(place.run("stop nobody").code, Some(3));
+    assert_eq!(place.run("stop nobody").code, Some(125));
     place.out("stop --ignore nobody");
-    assert_eq!(place.run("rm nobody").code, Some(3));
+    assert_eq!(place.run("rm nobody").code, Some(1));
     assert_eq!(place.out("rm --ignore nobody one"), "one\n");
     assert_eq!(place.out("ps --all --quiet"), "two\n");
     place.out("rm --all");

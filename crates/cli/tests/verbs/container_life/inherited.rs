@@ -491,7 +491,8 @@ fn what_a_runtime_that_hangs_does_not_do_is_an_error() {
 #[track_caller]
 fn does_not_finish(place: &Place, words: &[&str], path: &str, call: &str) {
     let ran = place.run_each(words);
-    assert_eq!(ran.code, Some(2), "{words:?}: {}", ran.err);
+    let code = if words[0] == "diff" { 2 } else { 125 };
+    assert_eq!(ran.code, Some(code), "{words:?}: {}", ran.err);
     let why = format!("{path} did not finish its call `{call}` within 10 seconds");
     assert!(ran.err.contains(&why), "{words:?}: {}", ran.err);
 }

@@ -116,7 +116,7 @@ fn templates_print_the_fields_of_podman() {
     assert!(status[0].starts_with("Exited (3) ") && status[0].ends_with(" ago"), "{status:?}");
     let ran = place.run_each(&["ps", "--format", "{{.Nothing}}"]);
     let said = "there is no field \"Nothing\": the fields are ID, Names, Image";
-    assert!(ran.code == Some(2) && ran.err.contains(said), "{}", ran.err);
+    assert!(ran.code == Some(125) && ran.err.contains(said), "{}", ran.err);
     let all: Value = serde_json::from_str(&place.out("ps -a --format json")).unwrap();
     let row = &all[1];
     assert_eq!(

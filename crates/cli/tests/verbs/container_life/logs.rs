@@ -200,7 +200,7 @@ fn several_logs_have_names() {
     let ran = place.run("logs -n 1 -f second first");
     assert_eq!((ran.out + &ran.err).lines().count(), 2);
     let ran = place.run("logs first nothing");
-    assert_eq!((ran.code, ran.out.as_str()), (Some(3), ""), "{}", ran.err);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(125), ""), "{}", ran.err);
 }
 
 /// As in podman, `--until` ends a command that follows.

@@ -10,6 +10,7 @@ pub(super) mod deaths;
 pub(super) mod ends;
 mod fork_crowds;
 pub(super) mod inherited;
+mod kept;
 mod lists;
 pub(super) mod logs;
 mod options;

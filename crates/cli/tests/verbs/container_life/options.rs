@@ -264,3 +264,137 @@ fn defaults_come_from_a_file() {
         assert!(ran.err.contains(&folder.display().to_string()), "{}", ran.err);
     }
 }
+
+/// Source: podman-run(1), `--memory`, `--name` and `--volume`.
+#[test]
+fn values_have_podmans_meanings() {
+    let Some(place) = with_programs() else { return };
+    for name in ["d", "e"] {
+        fs::create_dir(place.path(name)).unwrap();
+    }
+    place.out("run --quiet --memory 0 a true");
+    let ran = place.run("run --quiet --memory 1k a true");
+    assert!(ran.code == Some(125) && ran.err.contains("at least 6m"), "{}", ran.err);
+    let _guard = Rm(&place, "c");
+    assert_eq!(place.out("create --name /c a true"), "c\n");
+    assert_eq!(place.out("ps -aq --filter name=^/c$"), "c\n");
+    assert_eq!(place.out("start --attach /c"), "");
+    place.out("rm /c");
+    for name in ["c/", "//c", "/c/d"] {
+        let ran = place.run(&format!("create --name {name} a true"));
+        assert!(ran.code == Some(125) && ran.err.contains("is not a"), "{name}: {}", ran.err);
+    }
+    let mounts = "-v ./d:/d -v ./d:/d --tmpfs /t --tmpfs /t -v data:/v -v data:/v";
+    place.out(&format!("run --quiet {mounts} a true"));
+    for mounts in ["-v ./d:/d -v ./e:/d", "--tmpfs /d --tmpfs /d:ro", "-v ./d:/d --tmpfs /d"] {
+        let ran = place.run(&format!("run --quiet {mounts} a true"));
+        assert!(ran.code == Some(125) && ran.err.contains("two mounts"), "{mounts}: {}", ran.err);
+    }
+}
+
+/// Descriptors 3 and 5 of the caller are files, 4 is closed, 6 a directory.
+#[test]
+fn only_the_named_descriptors_of_the_caller_are_passed_on() {
+    let Some(place) = with_programs() else { return };
+    fs::write(place.path("three"), "three\n").unwrap();
+    fs::write(place.path("five"), "five\n").unwrap();
+    let caller = |arguments: &[&str]| {
+        let quire = place.command(arguments);
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", "exec \"$@\" 3<three 4<&- 5<five 6<.", "sh"]);
+        shell.arg(quire.get_program()).args(quire.get_args()).current_dir(place.folder.path());
+        for (name, value) in quire.get_envs() {
+            match value {
+                Some(value) => shell.env(name, value),
+                None => shell.env_remove(name),
+            };
+        }
+        Ran::from_output(&shell.stdin(std::process::Stdio::null()).output().unwrap())
+    };
+    // `ls` opens the directory itself, under the next free number.
+    let list = "ls /proc/self/fd | grep -v '^[012]$'; cat /proc/self/fd/5 2>/dev/null; \
+        cat /proc/self/fd/3 2>/dev/null; true";
+    for runtime in runtimes() {
+        let run = |options: &[&str]| {
+            let before = ["run", "--quiet", "-u", "0", "--runtime", runtime];
+            caller(&[&before, options, &["a", "--", "sh", "-c", list]].concat())
+        };
+        let ran = run(&[]);
+        assert!(!ran.out.contains("five") && !ran.out.contains("three"), "{runtime}: {}", ran.out);
+        let ran = run(&["--preserve-fds", "1"]);
+        assert!(
+            ran.out.ends_with("three\n") && !ran.out.contains("five"),
+            "{}{}",
+            ran.out,
+            ran.err
+        );
+        let ran = run(&["--preserve-fds", "1", "--rm=false", "--replace", "--name", "kept"]);
+        assert!(
+            ran.out.ends_with("three\n") && !ran.out.contains("five"),
+            "{}{}",
+            ran.out,
+            ran.err
+        );
+        let ran = run(&["--preserve-fd", "5"]);
+        match runtime {
+            "crun" => {
+                assert!(ran.out.ends_with("five\n") && !ran.out.contains("three"), "{}", ran.out);
+                // The lock of the container's folder would be a further number.
+                let numbers = ran.out.lines().filter(|it| it.parse::<u8>().is_ok()).count();
+                assert!(numbers <= 2, "{}", ran.out);
+            }
+            _ => assert!(ran.code == Some(125) && ran.err.contains("use --runtime crun")),
+        }
+    }
+    place.out("rm kept");
+    if runtimes().next() != Some("crun") {
+        return;
+    }
+    for (options, expect) in [
+        ("--preserve-fd 4", "the caller of this command has no open descriptor 4"),
+        ("--preserve-fd 6", "descriptor 6 is a directory of the host"),
+        ("--preserve-fds 9", "descriptor 6 is a directory of the host"),
+        ("-d --preserve-fd 5", "leave out --detach"),
+    ] {
+        let words: Vec<_> = options.split(' ').collect();
+        let ran = caller(&[&["run", "--runtime", "crun"], &words[..], &["a", "true"]].concat());
+        assert!(ran.code == Some(125) && ran.err.contains(expect), "{options}: {}", ran.err);
+    }
+    let _guard = Rm(&place, "c");
+    start(&place, &["--name", "c", "--runtime", "crun"], "sleep 60");
+    let ran = caller(&["exec", "--preserve-fd=5", "c", "sh", "-c", list]);
+    assert!(ran.out.ends_with("five\n") && !ran.out.contains("three"), "{}{}", ran.out, ran.err);
+    let ran = caller(&["exec", "--preserve-fd=6", "c", "true"]);
+    assert!(ran.code == Some(125) && ran.err.contains("is a directory"), "{}", ran.err);
+}
+
+/// The image has no data of time zones.
+#[test]
+fn a_container_has_a_time_zone() {
+    let Some(place) = with_programs() else { return };
+    if !std::path::Path::new("/usr/share/zoneinfo/Asia/Tokyo").exists() {
+        testing::skipped("the host has no time zones (package tzdata)");
+        return;
+    }
+    let zone = fs::read("/usr/share/zoneinfo/Asia/Tokyo").unwrap();
+    let run = |options: &[&str]| {
+        let words = [&["run", "--quiet"][..], options, &["a", "cat", "/etc/localtime"]].concat();
+        place.command(&words).output().unwrap()
+    };
+    for options in [&["--tz", "Asia/Tokyo"][..], &["--tz=UTC", "--tz=Asia/Tokyo", "--read-only"]] {
+        let output = run(options);
+        assert!(
+            output.status.success(),
+            "{options:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        assert_eq!(output.stdout, zone, "{options:?}");
+    }
+    if let Ok(own) = fs::read("/etc/localtime") {
+        assert_eq!(run(&["--tz=local"]).stdout, own);
+    }
+    for (zone, expect) in [("../passwd", "use local for"), ("No/Where", "has no time zone in")] {
+        let ran = place.run(&format!("run --tz {zone} a true"));
+        assert!(ran.code == Some(125) && ran.err.contains(expect), "{zone}: {}", ran.err);
+    }
+}

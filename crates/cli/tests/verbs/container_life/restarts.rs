@@ -145,7 +145,7 @@ fn a_created_container_starts_later() {
         assert_eq!(place.out(&format!("diff {name}")), "");
         place.out(&format!("stop {name}"));
         let ran = place.run(&format!("wait {name}"));
-        assert!(ran.code == Some(2) && ran.err.contains("has not been started"), "{}", ran.err);
+        assert!(ran.code == Some(125) && ran.err.contains("has not been started"), "{}", ran.err);
         let ran = create("true");
         assert!(ran.code == Some(125) && ran.err.contains("already exists"), "{}", ran.err);
         // A later command does not take it for a start that failed.

@@ -323,3 +323,65 @@ fn whatever_ends_quire_the_terminal_is_as_it_was() {
         }
     }
 }
+
+/// Of a kept container, the log has what the caller's terminal has shown.
+#[test]
+fn a_kept_container_with_a_terminal_has_a_log() {
+    let Some(place) = place() else { return };
+    for runtime in runtimes() {
+        let _guard = Rm(&place, "kept");
+        let options = ["--rm=false", "--name", "kept"];
+        let script = "read line; echo \"got $line\"; exit 3";
+        let Some(mut seat) = Seat::run(&place, runtime, &options, script) else { return };
+        seat.send(b"typed\r");
+        seat.see("got typed");
+        assert_eq!(seat.end().0, Some(3), "{runtime}");
+        assert_eq!(ps(&place, "kept").unwrap()["code"], 3);
+        assert!(place.out("logs kept").contains("got typed"), "{runtime}");
+        place.out("rm kept");
+    }
+}
+
+/// A script's standard input counts as typed, and its end as Ctrl-D.
+#[test]
+fn a_terminal_needs_none_of_the_callers() {
+    let Some(place) = place() else { return };
+    let script =
+        "[ -t 0 ] && [ -t 1 ] && echo terminal; read line; echo \"got $line\"; cat; exit 3";
+    for runtime in runtimes() {
+        let given = |words: &[&str], input: &[u8]| {
+            let mut command = place.command(words);
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            let mut child = command.spawn().unwrap();
+            child.stdin.take().unwrap().write_all(input).unwrap();
+            crate::Ran::from_output(&child.wait_with_output().unwrap())
+        };
+        let run = ["run", "-it", "-u", "0", "--runtime", runtime, "a", "--", "sh", "-c", script];
+        let ran = given(&run, b"typed\n");
+        assert_eq!(ran.code, Some(3), "{runtime}: {}{}", ran.out, ran.err);
+        assert!(
+            ran.out.contains("terminal\r\n") && ran.out.contains("got typed\r\n"),
+            "{}",
+            ran.out
+        );
+        assert!(ran.err.contains("standard input is not a terminal"), "{}", ran.err);
+        let ran =
+            place.run_each(&["run", "-t", "--runtime", runtime, "a", "--", "sh", "-c", "[ -t 0 ]"]);
+        assert_eq!((ran.code, &*ran.out, &*ran.err), (Some(0), "", ""), "{runtime}");
+        let _guard = Rm(&place, "c");
+        start_sleep(&place, runtime);
+        let exec = ["exec", "-t", "c", "sh", "-c", script];
+        let ran = given(&exec, b"typed\n");
+        assert_eq!(ran.code, Some(3), "{runtime}: {}{}", ran.out, ran.err);
+        assert!(
+            ran.out.contains("terminal\r\n") && ran.out.contains("got typed\r\n"),
+            "{}",
+            ran.out
+        );
+        place.out("rm -f c");
+    }
+}
+
+fn start_sleep(place: &Place, runtime: &str) {
+    place.out(&format!("run --quiet -d -u 0 --runtime {runtime} --name c a sleep 1000"));
+}

@@ -119,7 +119,7 @@ fn users_run_what_root_shares() {
     out(&user, &["export", "c", &format!("changes:{file}")]);
     let ran = with_both(&user, &["commit", "c", "mine"]);
     assert!(
-        ran.code == Some(2) && ran.err.contains("needs its layers in this store"),
+        ran.code == Some(125) && ran.err.contains("needs its layers in this store"),
         "{}",
         ran.err
     );

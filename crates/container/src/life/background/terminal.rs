@@ -1,6 +1,6 @@
 //! `exec` with a terminal: the runtime creates the terminal and exits, and this process copies the data and waits.
 
-use std::io;
+use std::io::{self, IsTerminal as _};
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -43,7 +43,8 @@ pub(super) fn exec(
     let streams_failed = OperationError::of("forward the standard streams of container", id);
     let runtime_failed = OperationError::at("run", &runtime.path);
     let (input, output) = (io::stdin(), io::stdout());
-    let modes = Modes::save(input.as_fd()).map_err(|errno| streams_failed(errno.into()))?;
+    let modes = input.is_terminal().then(|| Modes::save(input.as_fd())).transpose();
+    let modes = modes.map_err(|errno| streams_failed(errno.into()))?;
     let receiver = Receiver::new(folder).map_err(streams_failed)?;
     exec.args(["--detach", "--console-socket", &receiver.path()]);
     exec.arg(id).stdin(Stdio::null()).stdout(Stdio::null());
@@ -67,12 +68,12 @@ pub(super) fn exec(
     let Some(master) = master else { return Ok(exit) };
     let (Exit::Code(0), Some(pid)) = (exit, pid) else {
         // crun writes the error message to the new terminal.
-        let copied = attached(child.as_fd()).copy(&modes, master, &mut Pass(&child));
+        let copied = attached(child.as_fd()).copy(modes.as_ref(), master, &mut Pass(&child));
         return Ok(copied.map(|_| exit).map_err(runtime_failed)?);
     };
     let program = Process::open(pid).map_err(runtime_failed)?;
     program.adopt().map_err(runtime_failed)?;
-    let copied = attached(program.as_fd()).copy(&modes, master, &mut Pass(&program));
+    let copied = attached(program.as_fd()).copy(modes.as_ref(), master, &mut Pass(&program));
     copied.map_err(runtime_failed)?;
     Ok(program.wait().map_err(runtime_failed)?)
 }

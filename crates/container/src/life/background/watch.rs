@@ -4,6 +4,8 @@ use std::io::{self, PipeWriter};
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use kernel::process::{Executed, Exit, ExpectedWait, MountsBefore, Pid, Process, Setup, Signal};
 use store::OperationError;
@@ -16,13 +18,15 @@ use crate::life::causes;
 use crate::life::init_signals::Terms;
 use crate::life::log::record::LogStream;
 use crate::life::log::{Log, add_sentence, newer_text};
-use crate::life::monitor::{DISCONNECTED, Deadline, Prepared, RunError, Start, prepare};
+use crate::life::monitor::{
+    CallerStreams, DISCONNECTED, Deadline, Prepared, RunError, Start, TWICE, prepare,
+};
 use crate::life::state::{Code, End, State};
 use crate::network::Connection;
 use crate::plan::Stop;
 use crate::restart_policy::RestartPolicy;
 use crate::runtime::call::{add_log, chain, command, complaint, complaints, complaints_in};
-use crate::runtime::gvisor_stdio::Pump;
+use crate::runtime::gvisor_stdio::{Pump, Streams};
 use crate::runtime::program::ProgramError;
 use crate::runtime::seccomp_cache::Lesson;
 
@@ -47,6 +51,8 @@ struct LaunchedProgram {
     pump: Pump,
     /// Open as long as the program's standard input is.
     _input: Option<PipeWriter>,
+    /// Thread that reads this process's standard input for the program.
+    streams: Streams,
 }
 
 /// Lets the runtime start the program in the container that [`prepare`] has made. `doubt` is the reason why the program
@@ -71,13 +77,22 @@ fn launch(
     let log = start.folder.join(RUNTIME_LOG);
     add_log(&mut run, start.runtime, &log, "json");
     let pid_file = start.folder.join(PID);
-    run.args(["run", "--detach"]).arg("--bundle").arg(start.folder);
+    run.args(["run", "--detach"]);
+    start.fds.pass(&mut run);
+    run.arg("--bundle").arg(start.folder);
     if let Some(socket) = start.console {
         run.args(["--console-socket", socket]);
     }
     run.arg("--pid-file").arg(&pid_file).arg(start.id);
+    let mut streams = Streams::default();
     // A program that reads from a pipe with a writer waits, as it would wait for a caller.
     let input = match start.owner {
+        _ if start.streams.is_some_and(|it| it.input) => {
+            let (kind, spec) = (start.runtime.kind, &start.spec);
+            let replaced = Streams::replace_stdin(&mut run, kind, spec, &spec.process);
+            streams = replaced.map_err(write_failed)?;
+            None
+        }
         _ if start.has_open_stdin => {
             let (reader, writer) = io::pipe().map_err(write_failed)?;
             run.stdin(reader);
@@ -95,11 +110,20 @@ fn launch(
         }
     };
     run.stdout(output).stderr(errors);
-    let setup =
-        Setup { signals: Some(start.signals), keep: start.lock.as_slice(), ..Setup::default() };
+    let lifted = start.fds.lift(start.lock).map_err(|errno| write_failed(errno.into()))?;
+    let keep = start.fds.inherited(lifted.as_ref(), start.lock);
+    let setup = Setup { signals: Some(start.signals), keep: &keep, ..Setup::default() };
     let runtime = kernel::process::spawn(run, &setup).map_err(runtime_failed)?;
+    let has_started = Arc::new(AtomicBool::new(false));
+    let mut copy = start.streams.map(|streams| OutputCopy { streams, is_unread: false });
+    let copies = Arc::clone(&has_started);
     let sink = move |pipe: usize, bytes: &[u8]| {
-        written.write(if pipe == 0 { LogStream::Output } else { LogStream::Errors }, bytes);
+        let stream = if pipe == 0 { LogStream::Output } else { LogStream::Errors };
+        written.write(stream, bytes);
+        // Before that, the output is the runtime's, and becomes an error.
+        if let Some(copy) = copy.as_mut().filter(|_| copies.load(Ordering::SeqCst)) {
+            copy.write(stream, bytes);
+        }
         Ok(())
     };
     let pump = Pump::new(vec![output_reader, error_reader], sink).map_err(write_failed)?;
@@ -142,7 +166,39 @@ fn launch(
         process.wait().map_err(runtime_failed)?;
         return Err(doubt.into());
     }
-    Ok(LaunchedProgram { process, pump, _input: input })
+    has_started.store(true, Ordering::SeqCst);
+    Ok(LaunchedProgram { process, pump, _input: input, streams })
+}
+
+/// Copies a container's output to this process's streams.
+#[derive(Debug)]
+struct OutputCopy {
+    streams: CallerStreams,
+    /// Whether the reader of a stream is gone.
+    is_unread: bool,
+}
+
+impl OutputCopy {
+    /// Writes output. If its reader is gone, the container is asked to end, because without a log its program would get
+    /// `SIGPIPE`. Other failures lose the output, which is still in the log.
+    fn write(&mut self, stream: LogStream, bytes: &[u8]) {
+        let written = match stream {
+            LogStream::Output if self.streams.output => write_whole(io::stdout().lock(), bytes),
+            LogStream::Errors if self.streams.errors => write_whole(io::stderr().lock(), bytes),
+            LogStream::Output | LogStream::Errors => Ok(()),
+        };
+        let is_broken = written.is_err_and(|it| it.kind() == io::ErrorKind::BrokenPipe);
+        if is_broken && !std::mem::replace(&mut self.is_unread, true) {
+            let own = rustix::process::getpid();
+            // The signal is blocked, and read together with those of other processes.
+            let _asked = rustix::process::kill_process(own, Signal::TERM);
+        }
+    }
+}
+
+fn write_whole(mut stream: impl io::Write, bytes: &[u8]) -> io::Result<()> {
+    stream.write_all(bytes)?;
+    stream.flush()
 }
 
 /// How one run of a container's program ended.
@@ -153,8 +209,12 @@ struct EndedRun {
 }
 
 /// Waits for the end of the program, and copies its output into the log.
-fn attend(start: &Start<'_>, program: LaunchedProgram) -> Result<EndedRun, RunError> {
-    let LaunchedProgram { process, mut pump, _input } = program;
+fn attend(
+    start: &Start<'_>,
+    program: LaunchedProgram,
+    remark: &dyn Fn(&str),
+) -> Result<EndedRun, RunError> {
+    let LaunchedProgram { process, mut pump, _input, streams } = program;
     let runtime_failed = OperationError::at("run", &start.runtime.path);
     let write_failed = OperationError::at("write", start.folder);
     let arrival = pump.arrival().map_err(write_failed)?;
@@ -176,12 +236,19 @@ fn attend(start: &Start<'_>, program: LaunchedProgram) -> Result<EndedRun, RunEr
         let rest = deadline.look(|| kill(start, &process));
         start.look(again.into_iter().chain(rest).min())
     };
+    // The caller of a container in the foreground can only send signals.
+    let mut asked = |requests| match requests {
+        _ if start.streams.is_none() => {}
+        0 | 1 => {}
+        2 => remark(TWICE),
+        _ => kill(start, &process),
+    };
     let signals = start.signals;
     let also = Some(arrival.as_fd());
     let exit = process.supervise_by(
         signals,
         &mut deliver,
-        &mut |_| {},
+        &mut asked,
         &mut meanwhile,
         also,
         ExpectedWait::Long,
@@ -192,6 +259,7 @@ fn attend(start: &Start<'_>, program: LaunchedProgram) -> Result<EndedRun, RunEr
         || crate::life::cgroup::memory::was_lacking(&start.spec.linux, start.folder);
     let end = deadline.end(exit, lacked_memory);
     pump.finish().map_err(write_failed)?;
+    streams.finish().map_err(write_failed)?;
     Ok(EndedRun { end, is_asked })
 }
 
@@ -206,6 +274,8 @@ pub struct WatchCalls<'a> {
     pub has_lost: &'a dyn Fn() -> bool,
     /// Called at the end. Returns the state of the container's writable layer.
     pub ended: &'a mut dyn FnMut() -> Last,
+    /// Gets sentences for the caller of a container in the foreground.
+    pub remark: &'a dyn Fn(&str),
 }
 
 /// Starts a container, waits for its end, and starts its program again if the restart policy says so. This *process*
@@ -226,6 +296,11 @@ pub fn watch(
 ) -> Result<End, RunError> {
     let runtime_failed = OperationError::at("run", &start.runtime.path);
     let write_failed = OperationError::at("write", start.folder);
+    if start.streams.is_some()
+        && let Some(stream) = crate::runtime::gvisor_stdio::directory()
+    {
+        return Err(RunError::Directory(stream));
+    }
     kernel::process::set_subreaper().map_err(runtime_failed)?;
     kernel::process::use_one_heap();
     // Without `/proc`, this process stays in the namespace that it makes.
@@ -269,10 +344,11 @@ pub fn watch(
     let mut is_disconnected = false;
     let (last, end) = loop {
         kernel::process::shrink();
-        let EndedRun { mut end, is_asked } = attend(&start, program)?;
+        let EndedRun { mut end, is_asked } = attend(&start, program, calls.remark)?;
         if !is_disconnected && connection.as_ref().is_some_and(Connection::is_over) {
             is_disconnected = true;
             let _told = add_sentence(start.folder, DISCONNECTED);
+            (calls.remark)(DISCONNECTED);
         }
         let next = loop {
             if is_asked || (calls.has_lost)() || !restarts.wants(end.exit) {

@@ -17,7 +17,7 @@ use crate::session::signals::FORWARDED;
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::logs;
 use crate::verbs::containers::start::{end_of_log, pass_on};
-use crate::verbs::exit_codes::RUN_CODES;
+use crate::verbs::exit_codes::ExitCodes;
 
 #[derive(Debug, Args)]
 pub(crate) struct Attach {
@@ -49,7 +49,7 @@ impl VerbArgs for Attach {
         before. Standard input is not connected: `quire exec -it CONTAINER sh` gives another command the terminal.";
     const EXAMPLES: &'static str = "quire attach web\n  quire attach --sig-proxy=false web";
     const PRINTS_JSON: bool = false;
-    const EXIT_CODES: &'static str = RUN_CODES;
+    const EXIT_CODES: ExitCodes = ExitCodes::Run;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         attach(context, self)

@@ -39,6 +39,7 @@ use crate::session::signals::{Heard, until_stopped};
 use crate::session::ways::Ways;
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::start::{image, shared_store, usual};
+use crate::verbs::exit_codes::ExitCodes;
 use crate::verbs::images::file_listing;
 
 #[derive(Debug, Args)]
@@ -80,6 +81,7 @@ impl VerbArgs for Cp {
     const EXAMPLES: &'static str =
         "quire cp web:/etc/hosts .\n  quire cp ./site/. web:/srv\n  quire cp web:/etc - | tar t";
     const PRINTS_JSON: bool = false;
+    const EXIT_CODES: ExitCodes = ExitCodes::Objects;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         cp(context, self)

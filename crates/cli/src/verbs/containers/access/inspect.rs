@@ -13,6 +13,7 @@ use crate::output::{report, template};
 use crate::session::context::Context;
 use crate::session::resolve::{NoObject, resolve};
 use crate::verbs::VerbArgs;
+use crate::verbs::exit_codes::ExitCodes;
 
 use inspected_container::InspectedContainerReport;
 use inspected_image::InspectedImageReport;
@@ -54,6 +55,7 @@ impl VerbArgs for Inspect {
         container and an image have the name, the container is printed. `quire show` describes an image for people, and \
         has its signatures and its forms.";
     const EXAMPLES: &'static str = "quire inspect web\n  quire inspect --format '{{.State.Status}}' web\n  quire inspect --type image debian";
+    const EXIT_CODES: ExitCodes = ExitCodes::Objects;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         inspect(context, self)

@@ -11,6 +11,7 @@ use crate::Answer;
 use crate::output::report;
 use crate::session::context::Context;
 use crate::verbs::VerbArgs;
+use crate::verbs::exit_codes::ExitCodes;
 
 #[derive(Debug, Args)]
 pub(crate) struct Kill {
@@ -32,6 +33,7 @@ impl VerbArgs for Kill {
         the program handles it. `quire stop` asks a container to end, and kills it after some time.";
     const EXAMPLES: &'static str = "quire kill --signal HUP web\n  quire kill web";
     const PRINTS_JSON: bool = false;
+    const EXIT_CODES: ExitCodes = ExitCodes::Objects;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         kill(context, self)

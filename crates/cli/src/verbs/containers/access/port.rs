@@ -12,6 +12,7 @@ use crate::output::report;
 use crate::session::context::Context;
 use crate::session::failure::UsageError;
 use crate::verbs::VerbArgs;
+use crate::verbs::exit_codes::ExitCodes;
 
 #[derive(Debug, Args)]
 pub(crate) struct Port {
@@ -30,6 +31,7 @@ impl VerbArgs for Port {
     const NAME: &'static str = "port";
     const ABOUT: &'static str = "List the published ports of a container";
     const EXAMPLES: &'static str = "quire port web\n  quire port web 80/tcp\n  quire port --all";
+    const EXIT_CODES: ExitCodes = ExitCodes::Objects;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         port(context, self)

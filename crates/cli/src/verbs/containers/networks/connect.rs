@@ -22,7 +22,7 @@ const ABSENT: &str = "pasta is not installed (Debian, Fedora: package passt)";
 /// because other networks cannot have published ports.
 pub(crate) fn pasta(
     context: &Context,
-    publish: &[Published],
+    publish: &[&Published],
     wanted: Option<&NetworkKind>,
     network: &mut Network,
 ) -> anyhow::Result<Option<Pasta>> {
@@ -30,16 +30,8 @@ pub(crate) fn pasta(
         match (wanted, &*network) {
             (None, _) => *network = Network::Pasta,
             (_, Network::Pasta | Network::Named) => {}
-            // docker and podman also accept published ports with this network.
-            (_, Network::Host) => {
-                context.remark(
-                    "--publish has no effect with --network host: the container shares the host's \
-                    ports",
-                );
-            }
-            _ => {
-                bail!("--publish works only in a network that pasta connects: leave --network out")
-            }
+            // docker and podman also accept published ports with these networks.
+            (_, other) => context.remark(no_ports(other)),
         }
     }
     if *network != Network::Pasta {
@@ -53,13 +45,31 @@ pub(crate) fn pasta(
     Ok(Some(Pasta { program, ports: ports(publish)?, options }))
 }
 
+/// Returns the remark on published ports in a network that cannot have any.
+const fn no_ports(network: &Network) -> &'static str {
+    match network {
+        Network::Host => {
+            "--publish has no effect with --network host: the container shares the host's ports"
+        }
+        Network::Container(_) => {
+            "--publish has no effect with --network container:NAME: publish the ports with that container"
+        }
+        Network::Joined(_) => {
+            "--publish has no effect with --network ns:PATH: the program that made the network forwards ports"
+        }
+        Network::None | Network::Pasta | Network::Named => {
+            "--publish has no effect with --network none: leave --network out"
+        }
+    }
+}
+
 /// Returns the path of pasta.
 pub(crate) fn program() -> anyhow::Result<PathBuf> {
     system_programs::program_path(PROGRAM).with_context(|| format!("--network pasta: {ABSENT}"))
 }
 
 /// Chooses the ports of the host that options publish, and checks that they are free.
-pub(crate) fn ports(publish: &[Published]) -> anyhow::Result<Vec<Ports>> {
+pub(crate) fn ports(publish: &[&Published]) -> anyhow::Result<Vec<Ports>> {
     let mut ports = Vec::new();
     // The options that name ports come first, so that none of these ports is chosen as a free port.
     let (named, any): (Vec<_>, Vec<_>) = publish.iter().partition(|it| it.host.is_some());

@@ -9,7 +9,6 @@ use kernel::process::{Namespace, Who};
 use std::os::fd::AsFd as _;
 
 use crate::args::NetworkKind;
-use crate::args::ports::Published;
 use crate::session::context::Context;
 use crate::session::own_namespace::{Written, enter_own_namespace, has_rights};
 use crate::verbs::containers::networks::connect;
@@ -63,7 +62,7 @@ pub(crate) fn networks(
         bail!("--ip: which network has the address is unclear: name one network");
     }
     let place = place(context.who(), context.outside());
-    if !args.publish.is_empty() && !place.is_some_and(|it| it.can_publish()) {
+    if !args.published().is_empty() && !place.is_some_and(|it| it.can_publish()) {
         bail!(
             "--publish with --network {}: only root's networks can have published ports: use --network pasta for a \
             container with published ports, or run the client in the same network",
@@ -76,12 +75,8 @@ pub(crate) fn networks(
     Ok(Some(JoinedNetworks {
         networks: names.iter().map(join).collect(),
         aliases,
-        ports: ports(&args.publish)?,
+        ports: connect::ports(&args.published())?,
     }))
-}
-
-fn ports(publish: &[Published]) -> anyhow::Result<Vec<container::network::Ports>> {
-    connect::ports(publish)
 }
 
 /// Moves this process into the user namespace of the user's networks, and starts the process that keeps them, if it

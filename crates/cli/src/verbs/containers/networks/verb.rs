@@ -21,8 +21,10 @@ use crate::output::list_filter::{ListFilters, any_matches};
 use crate::output::report::{self, Time};
 use crate::output::{table, template};
 use crate::session::context::{Context, now};
+use crate::session::failure::NetworkInUse;
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::networks::join;
+use crate::verbs::exit_codes::ExitCodes;
 
 /// An action of `network`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -167,6 +169,7 @@ impl VerbArgs for Network {
         out through the host's network. Networks need the programs netavark and aardvark-dns.\n\n\
         A network that a container uses, running or stopped, is not removed without --force.";
     const EXAMPLES: &'static str = "quire network create --subnet 10.90.0.0/24 shop\n  quire run -d --network shop --name db postgres\n  quire run --network shop app -- psql -h db\n  quire network ls\n  quire network rm --force shop";
+    const EXIT_CODES: ExitCodes = ExitCodes::Objects;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         self.check()?;
@@ -552,11 +555,8 @@ fn remove(context: &Context, args: &Network) -> anyhow::Result<Answer> {
     if let Some((network, user)) = doomed.iter().find_map(|it| Some((it, it.users.first()?)))
         && !args.force
     {
-        bail!(
-            "container {0} uses network {1}: remove the container first (`quire rm {0}`), or use --force",
-            user.container,
-            network.name
-        );
+        let (container, network) = (user.container.clone(), network.name.clone());
+        return Err(NetworkInUse { container, network }.into());
     }
     let now = || now().0;
     let removal = Removal::new(&store, IfRunning::Kill, OwnVolumes::Removed, &now);

@@ -184,7 +184,8 @@ impl ContainerFilters {
     pub(super) fn fit(&self, known: &KnownContainer, settings: &ListedSettings) -> bool {
         let filters = &self.filters;
         let created = CreationTime::of(known);
-        any_matches(&self.names, &known.id)
+        // As in podman and Docker, where a pattern may begin with a slash.
+        (any_matches(&self.names, &known.id) || any_matches(&self.names, &format!("/{}", known.id)))
             && any_matches(&self.ids, &known.id)
             && filters.fits("status", |word| {
                 let word = if word == "stopped" { "exited" } else { word };

@@ -5,30 +5,75 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum, ValueHint};
+use container::life::monitor::CallerStreams;
 use container::plan::ImageVolumes;
 use container::restart_policy::RestartPolicy;
 
-use crate::args::{ContainerOptions, Labels, LogOptions, Tty, boolean};
+use crate::args::ports::{Published, published};
+use crate::args::{ContainerOptions, Descriptors, Labels, LogOptions, Tty, boolean};
 
 #[derive(Debug, Args)]
 pub(crate) struct Run {
     /// Run in the background; `ps` lists the container, `logs` prints its output, `rm` removes it
     #[arg(short, long)]
     pub(crate) detach: bool,
-    /// Remove the container when it ends, which is the default without --detach
-    #[arg(
-        long,
-        value_name = "true|false",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        value_parser = boolean
-    )]
-    pub(crate) rm: Option<bool>,
     #[command(flatten)]
     pub(crate) tty: Tty,
     #[command(flatten)]
+    pub(crate) attach: AttachOptions,
+    #[command(flatten)]
+    pub(crate) descriptors: Descriptors,
+    #[command(flatten)]
     pub(crate) new: NewContainer,
+}
+
+/// A standard stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum StreamName {
+    Stdin,
+    Stdout,
+    Stderr,
+}
+
+// How the program in the foreground is connected to the caller.
+#[derive(Debug, Args)]
+pub(crate) struct AttachOptions {
+    /// Connect only these standard streams of the caller, instead of all three. Without stdout and stderr, the
+    /// container's name is printed
+    #[arg(
+        short,
+        long,
+        value_enum,
+        ignore_case = true,
+        value_name = "STREAM",
+        conflicts_with_all = ["detach", "terminal"]
+    )]
+    attach: Vec<StreamName>,
+    /// Accepted without effect: only an empty value, or the keys Ctrl-P Ctrl-Q
+    #[arg(long, value_name = "KEYS", hide = true, value_parser = ["", "ctrl-p,ctrl-q"])]
+    detach_keys: Option<String>,
+    /// Accepted without effect: signals are always passed on
+    #[arg(
+        long,
+        hide = true,
+        value_name = "true",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = ["true"]
+    )]
+    sig_proxy: Option<String>,
+}
+
+impl AttachOptions {
+    pub(crate) fn streams(&self) -> CallerStreams {
+        let has = |stream| self.attach.is_empty() || self.attach.contains(&stream);
+        CallerStreams {
+            input: has(StreamName::Stdin),
+            output: has(StreamName::Stdout),
+            errors: has(StreamName::Stderr),
+        }
+    }
 }
 
 /// Treatment of an image's volumes. The words are podman's.
@@ -54,12 +99,23 @@ impl From<ImageVolumeChoice> for ImageVolumes {
 // with these options.
 #[derive(Debug, Args)]
 pub(crate) struct NewContainer {
+    /// Remove the container when it ends. This is the default of `run` without --detach; with --rm=false, the container
+    /// stays until `quire rm`
+    #[arg(
+        long,
+        value_name = "true|false",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = boolean
+    )]
+    pub(crate) rm: Option<bool>,
     #[command(flatten)]
     pub(crate) wanted: ContainerOptions,
     /// Publish ports of the container on ports of the host; implies `--network pasta`. Without HOST, Quire chooses a
     /// free port, which `ps` lists. HOST and CONTAINER may be ranges, such as 8000-8003
-    #[arg(short, long, value_name = "[[IP:]HOST:]CONTAINER[/udp]")]
-    pub(crate) publish: Vec<crate::args::ports::Published>,
+    #[arg(short, long, value_name = "[[IP:]HOST:]CONTAINER[/udp]", value_parser = published)]
+    publish: Vec<Option<Published>>,
     /// Start the program again when it ends: `no`, `always`, `unless-stopped`, or `on-failure`, which means after an exit
     /// code other than 0, at most MAX times. `quire stop` ends it. `quire start --print-unit` prints a unit that starts
     /// such containers at boot
@@ -87,7 +143,7 @@ pub(crate) struct NewContainer {
     #[command(flatten)]
     pub(crate) log: LogOptions,
     /// Name the container: 1 to 64 letters, digits, `-`, `_` and `.`. The default is twelve random hexadecimal digits
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = container_name)]
     pub(crate) name: Option<String>,
     /// Remove the container that has the name of --name, if there is one, even if it runs
     #[arg(long, requires = "name")]
@@ -115,11 +171,21 @@ pub(crate) struct NewContainer {
     command: Vec<OsString>,
 }
 
+/// Removes the slash with which podman's and Docker's own names begin. The name is checked later.
+fn container_name(text: &str) -> Result<String, std::convert::Infallible> {
+    Ok(text.strip_prefix('/').unwrap_or(text).to_owned())
+}
+
 impl NewContainer {
     /// Returns the name of the image. It is empty if the container begins with a snapshot.
     pub(crate) fn image(&self) -> anyhow::Result<&str> {
         let image = self.image.as_deref().filter(|_| self.from.is_none()).unwrap_or_default();
         image.to_str().with_context(|| format!("{image:?} is not UTF-8"))
+    }
+
+    /// Returns the values of `--publish` that are not empty.
+    pub(crate) fn published(&self) -> Vec<&Published> {
+        self.publish.iter().flatten().collect()
     }
 
     /// Returns the command and its arguments.

@@ -1,6 +1,7 @@
 //! `run` with a terminal: a monitor in the background watches the container, while this process copies the terminal
 //! until the container ends or the caller detaches.
 
+use std::io::IsTerminal as _;
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +12,9 @@ use container::life::background;
 use container::life::monitor_report::{self, EndReport, MonitorReport};
 use container::life::prepare::Ready;
 use container::life::running::Seat;
-use container::life::terminal::{Attached, Events, Left, SHORT_MOMENT, is_spared_interrupts, link};
+use container::life::terminal::{
+    Attached, Events, Left, SHORT_MOMENT, TerminalLog, is_spared_interrupts, link,
+};
 use kernel::process::{Pid, Process, ProcessError, Requests, Signal, start_behind};
 use kernel::terminal::{Modes, Receiver};
 
@@ -25,12 +28,16 @@ pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
     let (input, output) = (std::io::stdin(), std::io::stdout());
     let (id, path, signals) =
         (ready.id().to_owned(), ready.path().to_owned(), Arc::clone(ready.signals()));
-    let modes = || Modes::save(input.as_fd()).context("cannot read the settings of the terminal");
+    let modes = || {
+        let modes = input.is_terminal().then(|| Modes::save(input.as_fd())).transpose();
+        modes.context("cannot read the settings of the terminal")
+    };
     let receiver = Receiver::new(&path)
         .with_context(|| format!("cannot make a socket for the terminal in {}", path.display()))?;
     let (link, keeper) = link().context("cannot talk to the container's monitor")?;
     let seat = Seat { console: receiver.path(), keeper, modes: modes()? };
     let mut link = Some(link);
+    let log = ready.terminal_log();
     // The monitor changes its working directory.
     let store = ready.leaves_volumes().then(|| context.store_directory()).transpose()?;
     let (report, monitor) = {
@@ -54,6 +61,7 @@ pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
         monitor: &monitor,
         requests: Requests::default(),
         is_asked: None,
+        log,
     };
     let attached = Attached {
         input: input.as_fd(),
@@ -72,7 +80,7 @@ pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
     if let Some(failure) = said.start(&signals, &mut |signal| events.signal(signal))? {
         return not_started(monitor_report::not_started(events.id, &failure, events.is_asked)?);
     }
-    let (left, master) = attached.copy(&modes, master, &mut events)?;
+    let (left, master) = attached.copy(modes.as_ref(), master, &mut events)?;
     if let (Left::Detached, Some(master), Some(link)) = (left, &master, link.take()) {
         link.leave(master.as_fd()).context("the container's monitor exited")?;
         report::error_line("");
@@ -98,6 +106,8 @@ struct Caller<'a> {
     /// Number of requests to end the container.
     requests: Requests,
     is_asked: Option<Signal>,
+    /// `None` if the container is removed at its end.
+    log: Option<TerminalLog>,
 }
 
 impl Caller<'_> {
@@ -116,6 +126,12 @@ impl Caller<'_> {
 }
 
 impl Events for Caller<'_> {
+    fn output(&mut self, bytes: &[u8]) {
+        if let Some(log) = &mut self.log {
+            log.write(bytes);
+        }
+    }
+
     fn signal(&mut self, signal: Signal) -> Result<(), ProcessError> {
         // The monitor forwards the signal, or cancels the start. It may have exited.
         let _heard = self.monitor.signal(signal);

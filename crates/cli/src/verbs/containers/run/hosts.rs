@@ -24,7 +24,8 @@ pub(crate) fn names_wish(wanted: &Wanted, network: &Network) -> anyhow::Result<N
             true => None,
             false => Some(hosts(wanted, network)?),
         },
-        resolver: resolver(wanted, network)?,
+        resolver: resolver(wanted)?,
+        zone: wanted.tz.clone(),
     })
 }
 
@@ -51,15 +52,7 @@ fn hosts(wanted: &Wanted, network: &Network) -> anyhow::Result<Vec<Host>> {
     wanted.add_host.iter().map(host).collect()
 }
 
-fn resolver(wanted: &Wanted, network: &Network) -> anyhow::Result<Option<Resolver>> {
-    let is_asked =
-        !(wanted.dns.is_empty() && wanted.dns_search.is_empty() && wanted.dns_option.is_empty());
-    if is_asked && *network == Network::None {
-        bail!(
-            "--dns: name servers are unreachable with --network none; --add-host sets the \
-            addresses of names"
-        );
-    }
+fn resolver(wanted: &Wanted) -> anyhow::Result<Option<Resolver>> {
     if wanted.dns.contains(&Server::None) {
         if wanted.dns.len() > 1 || !wanted.dns_search.is_empty() || !wanted.dns_option.is_empty() {
             bail!(

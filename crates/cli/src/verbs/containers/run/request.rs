@@ -17,8 +17,8 @@ use crate::verbs::containers::run::hosts::names_wish;
 use crate::verbs::containers::security;
 
 /// Returns the terminal of a container.
-fn terminal_of_run(args: &Run) -> anyhow::Result<Terminal> {
-    if args.detach { Ok(background_terminal(&args.tty)) } else { terminal(args.tty.when()) }
+fn terminal_of_run(context: &Context, args: &Run) -> Terminal {
+    if args.detach { background_terminal(&args.tty) } else { terminal(context, &args.tty) }
 }
 
 /// Returns the terminal of a container in the background: its output goes to the log, and nothing is typed.
@@ -29,30 +29,33 @@ pub(in crate::verbs::containers) fn background_terminal(tty: &Tty) -> Terminal {
 /// How long a container is kept, and its terminal.
 pub(in crate::verbs::containers) struct RequestedLife {
     pub(in crate::verbs::containers) terminal: Terminal,
+    /// Whether the container is only made.
+    pub(in crate::verbs::containers) rests: bool,
     /// Whether the container is kept when it has ended.
     pub(in crate::verbs::containers) keep: bool,
     /// Whether standard input of a container in the background stays open.
     pub(in crate::verbs::containers) stdin: bool,
+    /// Descriptors of the caller for the program, by their numbers.
+    pub(in crate::verbs::containers) fds: Vec<i32>,
 }
 
+/// Refusal of descriptors for a program that another process watches.
+pub(in crate::verbs::containers) const NO_FDS: &str = "--preserve-fds: only a program in the foreground and without a \
+    terminal can have descriptors of the caller: leave out --detach and -t";
+
 impl RequestedLife {
-    pub(super) fn of_run(args: &Run) -> anyhow::Result<Self> {
-        if args.rm == Some(false) && !args.detach {
-            bail!(
-                "--rm=false: a container in the foreground is removed when it ends; one of --detach stays until `quire rm`"
-            );
-        }
-        let keep = args.detach && args.rm != Some(true);
+    pub(super) fn of_run(context: &Context, args: &Run) -> anyhow::Result<Self> {
+        let keep = !args.new.rm.unwrap_or(!args.detach);
         // Before the image is pulled.
         if args.new.restart != RestartPolicy::No && !keep {
             return Err(PlanError::Restart(args.new.restart).into());
         }
         let _valid = args.new.log.limit()?;
-        Ok(Self {
-            terminal: terminal_of_run(args)?,
-            keep,
-            stdin: args.detach && args.tty.interactive,
-        })
+        let (terminal, fds) = (terminal_of_run(context, args), args.descriptors.numbers());
+        if (args.detach || terminal == Terminal::New) && !fds.is_empty() {
+            bail!("{NO_FDS}");
+        }
+        Ok(Self { terminal, fds, rests: false, keep, stdin: args.detach && args.tty.interactive })
     }
 }
 
@@ -71,7 +74,7 @@ pub(super) fn container_wish(
         bundle_options(wanted, &args.command(), life.terminal, &id, writable.access(), given)?;
     bundle.security.apparmor = security::apparmor(context, &wanted.security)?;
     security::remark_on_labels(context, wanted);
-    let pasta = pasta(context, &args.publish, wanted.network.as_ref(), &mut bundle.network)?;
+    let pasta = pasta(context, &args.published(), wanted.network.as_ref(), &mut bundle.network)?;
     let networks = networks(context, args)?;
     bundle.process.check(&bundle.network).context("--sysctl")?;
     Ok(ContainerRequest {
@@ -98,6 +101,7 @@ pub(super) fn container_wish(
         stdin: life.stdin,
         restart: args.restart,
         no_log: args.log.is_off(),
+        rests: life.rests,
         snapshot: None,
     })
 }

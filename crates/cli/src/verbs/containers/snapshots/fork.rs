@@ -31,7 +31,7 @@ use crate::verbs::containers::security;
 use crate::verbs::containers::snapshots::snapshot::{settle_behind, take_snapshot};
 use crate::verbs::containers::snapshots::{clear_unneeded, fits};
 use crate::verbs::containers::start::{image, shared_store, usual};
-use crate::verbs::exit_codes::START_CODES;
+use crate::verbs::exit_codes::ExitCodes;
 
 /// Most containers that one call makes.
 const COUNT_MAX: i64 = 10_000;
@@ -66,7 +66,7 @@ impl VerbArgs for Fork {
         The container continues. Quire freezes it for a moment, as for `quire snapshot`.";
     const EXAMPLES: &'static str = "quire fork agent\n  quire fork agent -n 8 --name 'try-{}' --hook 'echo $QUIRE_FORK >/tmp/number'";
     const PRINTS_JSON: bool = false;
-    const EXIT_CODES: &'static str = START_CODES;
+    const EXIT_CODES: ExitCodes = ExitCodes::Start;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         fork(context, self)
@@ -243,7 +243,14 @@ impl Forker<'_> {
 fn run_hook(context: &Context, id: &str, hook: &str, number: u32) -> anyhow::Result<()> {
     let program = Program { env: vec![format!("QUIRE_FORK={number}")], ..usual()? };
     let command = ["sh", "-c", hook].map(str::to_owned).to_vec();
-    let args = Exec { detach: false, program, tty: usual()?, container: id.to_owned(), command };
+    let args = Exec {
+        detach: false,
+        program,
+        tty: usual()?,
+        descriptors: usual()?,
+        container: id.to_owned(),
+        command,
+    };
     match exec(context, &args)? {
         Answer::Program(0) => Ok(()),
         Answer::Program(code) => bail!("the hook of container {id} ended with {code}"),

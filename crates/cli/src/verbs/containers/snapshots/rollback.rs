@@ -16,7 +16,7 @@ use crate::session::context::{Context, now};
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::snapshots::{clear_unneeded, fits, origins};
 use crate::verbs::containers::start::{Begun, Starter, check_restart};
-use crate::verbs::exit_codes::START_CODES;
+use crate::verbs::exit_codes::ExitCodes;
 
 #[derive(Debug, Args)]
 pub(crate) struct Rollback {
@@ -41,7 +41,7 @@ impl VerbArgs for Rollback {
     const EXAMPLES: &'static str =
         "quire rollback web\n  quire rollback --time 0 web before-upgrade";
     const PRINTS_JSON: bool = false;
-    const EXIT_CODES: &'static str = START_CODES;
+    const EXIT_CODES: ExitCodes = ExitCodes::Start;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         roll_back(context, self)
@@ -81,7 +81,7 @@ fn roll_back(context: &Context, args: &Rollback) -> anyhow::Result<Answer> {
         clear_unneeded(&store);
     }
     match begun {
-        Some(Begun::Failed(answer)) => Ok(answer),
+        Some(Begun::Over(answer)) => Ok(answer),
         _ => report::line(&id).map(|()| Answer::Yes),
     }
 }

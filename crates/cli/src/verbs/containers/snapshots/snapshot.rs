@@ -17,6 +17,7 @@ use crate::session::context::{Context, now};
 use crate::session::signals::until_signal;
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::snapshots::clear_unneeded;
+use crate::verbs::exit_codes::ExitCodes;
 
 /// An action of `snapshot`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -58,6 +59,7 @@ impl VerbArgs for Snapshot {
         containers.\n\n\
         A removed snapshot takes space as long as a container or another snapshot needs it.";
     const EXAMPLES: &'static str = "quire snapshot create web before-upgrade\n  quire snapshot list web\n  quire snapshot rm before-upgrade";
+    const EXIT_CODES: ExitCodes = ExitCodes::Objects;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         match (self.action, &*self.names) {

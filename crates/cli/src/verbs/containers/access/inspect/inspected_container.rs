@@ -449,7 +449,9 @@ impl InspectedHostReport {
         let ports = ports.chain(request.networks.iter().flat_map(|it| &it.ports));
         let ports = ports.flat_map(|it| PortReport::of_range(&known.id, it)).collect();
         Self {
-            auto_remove: known.record.as_ref().is_some_and(|it| !it.keep),
+            // One of `create --rm` stays until its first start.
+            auto_remove: known.record.as_ref().is_some_and(|it| !it.keep)
+                || known.is_created && !request.keep,
             restart_policy: InspectedRestartReport {
                 name: request.restart.name(),
                 maximum_retry_count: request.restart.most(),
