@@ -89,6 +89,9 @@ pub struct Cpu {
     pub cpus: Option<String>,
 }
 
+/// Variable of programs with a terminal, for which nothing else is chosen. podman has the same.
+pub(crate) const DEFAULT_TERM: &str = "TERM=xterm";
+
 /// Default limit of processes and threads in a container, the same as podman's: enough for servers, and low enough
 /// that a fork bomb does not bring the host down.
 pub const PIDS: NonZeroU32 = NonZeroU32::new(2048).unwrap();
@@ -305,7 +308,7 @@ impl Process {
             env.push(format!("HOME={}", user.home));
         }
         if options.terminal == Terminal::New && !env.iter().any(|it| is_named(it, "TERM")) {
-            env.push("TERM=xterm".to_owned());
+            env.push(DEFAULT_TERM.to_owned());
         }
         let working_dir = options.working_dir.as_ref().unwrap_or(&image.working_dir);
         let working_dir = if working_dir.is_empty() { "/" } else { working_dir };

@@ -86,7 +86,7 @@ pub const CONSOLE: &str = kernel::terminal::SOCKET;
 const COVERED_CGROUP: &str = "quire-ID-RANDOM";
 
 /// Names of all files in a container's folder. `N` stands for a number.
-pub const NAMES: [&str; 41] = [
+pub const NAMES: [&str; 42] = [
     RECORD,
     LOCK,
     CONFIG,
@@ -126,6 +126,7 @@ pub const NAMES: [&str; 41] = [
     "exec-N.json",
     "exec-N.pid",
     "exec-N.log",
+    "exec-N.sock",
     CONSOLE,
     COVERED_CGROUP,
 ];

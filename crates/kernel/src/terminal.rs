@@ -85,25 +85,31 @@ pub const SOCKET: &str = "console.sock";
 #[derive(Debug)]
 pub struct Receiver {
     directory: File,
+    name: String,
     listener: UnixListener,
 }
 
 impl Receiver {
-    /// Makes the socket in a directory.
+    /// Makes the socket [`SOCKET`] in a directory.
     pub fn new(directory: &Path) -> std::io::Result<Self> {
+        Self::named(directory, SOCKET)
+    }
+
+    /// Makes a socket of this name in a directory.
+    pub fn named(directory: &Path, name: &str) -> std::io::Result<Self> {
         let directory = File::open(directory)?;
         // The address uses the descriptor, because the path may be longer than a socket's address (unix(7): 108
         // bytes).
-        let address = format!("{}/{SOCKET}", crate::fd_name::proc_path(directory.as_fd()));
+        let address = format!("{}/{name}", crate::fd_name::proc_path(directory.as_fd()));
         let listener = UnixListener::bind(address)?;
         listener.set_nonblocking(true)?;
-        Ok(Self { directory, listener })
+        Ok(Self { directory, name: name.to_owned(), listener })
     }
 
     /// Returns a path of the socket for other processes, valid while this process has the directory open.
     #[must_use]
     pub fn path(&self) -> String {
-        format!("/proc/{}/fd/{}/{SOCKET}", std::process::id(), self.directory.as_raw_fd())
+        format!("/proc/{}/fd/{}/{}", std::process::id(), self.directory.as_raw_fd(), self.name)
     }
 
     /// Returns the master side of the terminal, once [`as_fd`](Self::as_fd) is readable. `None` if no runtime has
@@ -130,7 +136,7 @@ impl rustix::fd::AsFd for Receiver {
 impl Drop for Receiver {
     fn drop(&mut self) {
         // A failure does not matter, because the directory is removed later.
-        let _gone = rustix::fs::unlinkat(&self.directory, SOCKET, AtFlags::empty());
+        let _gone = rustix::fs::unlinkat(&self.directory, &*self.name, AtFlags::empty());
     }
 }
 

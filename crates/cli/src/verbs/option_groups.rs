@@ -65,6 +65,7 @@ pub(crate) const CONTAINER: &[OptionGroup] = &[
             "pull",
             "platform",
             "from",
+            "tz",
             "help",
         ],
     },
@@ -145,7 +146,6 @@ pub(crate) const CONTAINER: &[OptionGroup] = &[
             "stop_signal",
             "stop_timeout",
             "attach",
-            "tz",
             "preserve_fds",
             "preserve_fd",
         ],
@@ -153,7 +153,8 @@ pub(crate) const CONTAINER: &[OptionGroup] = &[
 ];
 
 /// Options of groups that `-h` shows, which it leaves out so that a terminal shows the others.
-const RARE: [&str; 11] = [
+const RARE: [&str; 12] = [
+    "tz",
     "restart",
     "tty",
     "label_file",

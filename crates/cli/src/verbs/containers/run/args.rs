@@ -20,11 +20,11 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) tty: Tty,
     #[command(flatten)]
+    pub(crate) new: NewContainer,
+    #[command(flatten)]
     pub(crate) attach: AttachOptions,
     #[command(flatten)]
     pub(crate) descriptors: Descriptors,
-    #[command(flatten)]
-    pub(crate) new: NewContainer,
 }
 
 /// A standard stream.
