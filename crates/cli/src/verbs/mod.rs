@@ -170,8 +170,8 @@ verbs! {
         Push(images::registry::push::Push),
         #[cfg(feature = "signatures")]
         Sign(images::signing::sign::Sign),
-        Tag(images::tag::Tag),
-        Rmi(images::rmi::Rmi),
+        Tag(images::names::tag::Tag),
+        Rmi(images::names::rmi::Rmi),
         Convert(images::convert::Convert),
         Index(images::index::Index),
         Merge(images::merge::Merge),

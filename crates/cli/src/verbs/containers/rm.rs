@@ -14,7 +14,7 @@ use crate::verbs::containers::networks::join;
 use crate::verbs::containers::ps::filtered;
 use crate::verbs::containers::snapshots::{clear_unneeded, origins};
 use crate::verbs::containers::volume;
-use crate::verbs::images::rmi::image_name;
+use crate::verbs::images::names::rmi::image_name;
 
 #[expect(clippy::struct_excessive_bools, reason = "each is an option")]
 #[derive(Debug, Args)]

@@ -1,0 +1,4 @@
+//! Verbs that change the names of images.
+
+pub(crate) mod rmi;
+pub(crate) mod tag;
