@@ -171,6 +171,7 @@ verbs! {
         #[cfg(feature = "signatures")]
         Sign(images::signing::sign::Sign),
         Tag(images::names::tag::Tag),
+        Untag(images::names::untag::Untag),
         Rmi(images::names::rmi::Rmi),
         Convert(images::convert::Convert),
         Index(images::index::Index),

@@ -357,10 +357,11 @@ impl<'a> ImportRun<'a> {
         }
         // The image was made from layers whose diff ids were compared, or from data of the store.
         transaction.proven(image, made.manifest);
-        if let Some(name) = &name {
+        let unnamed = || options.kept_unnamed.then(|| RefName::unnamed(&image, made.manifest.as_ref()));
+        if let Some(name) = name.clone().or_else(unnamed) {
             let reference =
                 Reference { image, manifest: made.manifest, form, created: environment.now };
-            transaction.set_ref(name.clone(), reference);
+            transaction.set_ref(name, reference);
         }
         made.times.image = start.elapsed();
         let start = Instant::now();

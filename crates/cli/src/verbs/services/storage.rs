@@ -84,7 +84,8 @@ impl Volumes for Images<'_> {
         }
         let (mut sizes, mut volumes) = (BTreeMap::new(), Vec::new());
         for (name, (reference, store)) in names {
-            let (name, alias) = (name.to_string(), reference.image.to_string());
+            let alias = reference.image.to_string();
+            let name = if name.is_unnamed() { alias.clone() } else { name.to_string() };
             if !wanted(&[&name, &alias]) {
                 continue;
             }

@@ -234,7 +234,7 @@ fn images_of(containers: &[KnownContainer]) -> BTreeSet<ImageId> {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Doomed {
     containers: Vec<String>,
-    /// Names that no container uses, and their images at that time.
+    /// Names that no container uses, and their images at that time. Without `--all`, only those of images without names.
     names: Vec<(RefName, Reference)>,
 }
 
@@ -251,11 +251,12 @@ impl Doomed {
         };
         let (doomed, rest): (Vec<_>, Vec<_>) = all.into_iter().partition(is_doomed);
         let mut names = Vec::new();
-        if args.all && args.only != Some(PrunedKind::Containers) {
+        if args.only != Some(PrunedKind::Containers) {
             let in_use = images_of(&rest);
             let (refs, _) = store.refs.readable()?;
             let is_unused = |it: &Reference| !in_use.contains(&it.image) && it.created.0 <= before;
-            names = refs.into_iter().filter(|it| is_unused(&it.1)).collect();
+            let is_doomed = |name: &RefName| args.all || name.is_unnamed();
+            names = refs.into_iter().filter(|it| is_doomed(&it.0) && is_unused(&it.1)).collect();
         }
         let mut containers: Vec<_> = doomed.into_iter().map(|it| it.id).collect();
         containers.sort_unstable();
@@ -338,7 +339,10 @@ fn remove(context: &Context, store: &Store, doomed: &Doomed) -> anyhow::Result<(
         if std::mem::take(&mut is_first) {
             report::line("Deleted Images")?;
         }
-        report::line(name.as_str())?;
+        match name.is_unnamed() {
+            true => report::line(&reference.image.to_string())?,
+            false => report::line(name.as_str())?,
+        }
     }
     Ok(())
 }

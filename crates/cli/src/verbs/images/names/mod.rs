@@ -2,3 +2,4 @@
 
 pub(crate) mod rmi;
 pub(crate) mod tag;
+pub(crate) mod untag;
