@@ -199,7 +199,7 @@ verbs! {
         Kill(containers::access::kill::Kill),
         Wait(containers::wait::Wait),
         Rm(containers::rm::Rm),
-        Volume(containers::volume::Volume),
+        Volume(containers::volumes::verb::Volume),
         Network(containers::networks::verb::Network),
         Commit(containers::commit::Commit),
         Snapshot(containers::snapshots::snapshot::Snapshot),

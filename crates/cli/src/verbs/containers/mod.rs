@@ -20,5 +20,5 @@ pub(crate) mod start;
 pub(crate) mod stop;
 #[cfg(feature = "serve")]
 pub(crate) mod trace;
-pub(crate) mod volume;
+pub(crate) mod volumes;
 pub(crate) mod wait;

@@ -1,0 +1,5 @@
+//! The verb `volume`.
+
+pub(crate) mod verb;
+
+pub(crate) use verb::{clear_unneeded, clear_unneeded_in};
