@@ -9,6 +9,7 @@ pub(crate) mod create;
 pub(crate) mod exec;
 pub(crate) mod logs;
 pub(crate) mod machine;
+pub(crate) mod named_items;
 pub(crate) mod networks;
 pub(crate) mod ps;
 pub(crate) mod restart;

@@ -3,21 +3,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
 use container::life::lookup::{self, IfRunning, OwnVolumes};
 use container::life::prepare::random_volume_name;
-use regex_lite::Regex;
 use serde::Serialize;
 use store::{OpenOptions, Store, VolumeError, VolumeFiles, VolumeRecord};
 
 use crate::Answer;
 use crate::args::labels::label;
-use crate::output::list_filter::{ListFilters, any_matches};
 use crate::output::report::{self, Time};
-use crate::output::{table, template};
+use crate::output::table;
 use crate::session::context::{Context, now};
 use crate::verbs::VerbArgs;
+use crate::verbs::containers::named_items::{
+    ActionOption, ItemFilters, NamedItem, check_options, choose, no_labels, print_formatted, tell_removed,
+};
 
 /// An action of `volume`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -79,31 +80,6 @@ const FILTERS: [&str; 4] = ["dangling", "label", "label!", "name"];
 /// Titles of fields that differ from their names. Source: podman, `cmd/podman/volumes/list.go`.
 const TITLES: [(&str, &str); 1] = [("Name", "VOLUME NAME")];
 
-/// Conditions on volumes.
-struct VolumeFilters {
-    filters: ListFilters,
-    names: Vec<Regex>,
-    dangling: Vec<bool>,
-}
-
-impl VolumeFilters {
-    fn parse(texts: &[String]) -> anyhow::Result<Self> {
-        let filters = ListFilters::parse(texts, &FILTERS)?;
-        let names = filters.patterns("name")?;
-        let dangling =
-            |it| crate::args::boolean(it).map_err(|why| anyhow!("--filter dangling={it}: {why}"));
-        let dangling = filters.values("dangling").map(dangling).collect::<anyhow::Result<_>>()?;
-        Ok(Self { names, dangling, filters })
-    }
-
-    /// Whether a volume fits all filters.
-    fn fit(&self, volume: &FoundVolume) -> bool {
-        any_matches(&self.names, &volume.name)
-            && (self.dangling.is_empty() || self.dangling.contains(&volume.container.is_none()))
-            && self.filters.fit_labels(volume.labels())
-    }
-}
-
 /// A volume of the store, with a container that uses it.
 struct FoundVolume {
     name: String,
@@ -112,10 +88,17 @@ struct FoundVolume {
     path: String,
 }
 
-impl FoundVolume {
+impl NamedItem for FoundVolume {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
     fn labels(&self) -> &BTreeMap<String, String> {
-        static NONE: BTreeMap<String, String> = BTreeMap::new();
-        self.record.as_ref().map_or(&NONE, |it| &it.labels)
+        self.record.as_ref().map_or_else(|_| no_labels(), |it| &it.labels)
+    }
+
+    fn is_used(&self) -> bool {
+        self.container.is_some()
     }
 }
 
@@ -170,14 +153,9 @@ impl Volume {
             ("--all", self.all, &[Rm]),
             ("--force", self.force, &[Rm, Prune]),
         ];
-        for (option, is_given, actions) in given {
-            if is_given && !actions.contains(&self.action) {
-                let names = actions.iter().filter_map(ValueEnum::to_possible_value);
-                let names: Vec<_> = names.map(|it| it.get_name().to_owned()).collect();
-                bail!("{option} is for `quire volume {}`", names.join("` and `quire volume "));
-            }
-        }
-        Ok(())
+        let given =
+            given.map(|(option, is_given, actions)| ActionOption { option, is_given, actions });
+        check_options(Self::NAME, &self.action, &given)
     }
 }
 
@@ -295,7 +273,7 @@ fn create(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
 }
 
 fn list(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
-    let filters = VolumeFilters::parse(&args.filter)?;
+    let filters = ItemFilters::parse(&args.filter, &FILTERS)?;
     let mut all = match context.open_for(OpenOptions::read(), true)? {
         Some(store) => found(&store)?,
         None => Vec::new(),
@@ -305,7 +283,8 @@ fn list(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
         return report::lines(all.iter().map(|it| it.name.as_str()));
     }
     if let Some(format) = &args.format {
-        return formatted(&all, format, args.noheading);
+        let all: Vec<_> = all.iter().map(InspectedVolume::of).collect();
+        return print_formatted(format, &all, &TITLES, args.noheading);
     }
     let told: Vec<_> = all.iter().map(VolumeReport::of).collect();
     report::print(context.json, &told, |all, out| {
@@ -317,36 +296,20 @@ fn list(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
     Ok(Answer::Yes)
 }
 
-/// Prints volumes by a template, or as a list in JSON.
-fn formatted(all: &[FoundVolume], format: &str, has_no_titles: bool) -> anyhow::Result<Answer> {
-    let all: Vec<_> = all.iter().map(InspectedVolume::of).collect();
-    if template::is_json(format) {
-        report::json(&all)?;
-        return Ok(Answer::Yes);
-    }
-    let rows = all.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?;
-    template::print_list(format, &rows, &TITLES, has_no_titles)?;
-    Ok(Answer::Yes)
-}
-
 fn inspect(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
-    let mut all = match context.open_for(OpenOptions::read(), true)? {
+    let all = match context.open_for(OpenOptions::read(), true)? {
         Some(store) => found(&store)?,
         None => Vec::new(),
     };
-    let mut wanted = Vec::new();
-    for name in &args.names {
-        let at = all.iter().position(|it| it.name == *name);
-        let at = at.ok_or_else(|| VolumeError::Absent(name.clone()))?;
-        wanted.push(all.swap_remove(at));
-    }
+    let wanted = choose(all, &args.names, |name| VolumeError::Absent(name.to_owned()).into())?;
+    let described: Vec<_> = wanted.iter().map(InspectedVolume::of).collect();
     if let Some(format) = &args.format {
-        return formatted(&wanted, format, true);
+        return print_formatted(format, &described, &TITLES, true);
     }
     if context.json {
         report::json(&wanted.iter().map(VolumeReport::of).collect::<Vec<_>>())?;
     } else {
-        report::json(&wanted.iter().map(InspectedVolume::of).collect::<Vec<_>>())?;
+        report::json(&described)?;
     }
     Ok(Answer::Yes)
 }
@@ -360,20 +323,15 @@ pub(crate) struct VolumeRemovedReport {
     volume: String,
 }
 
-fn tell_removed(context: &Context, names: Vec<String>) -> anyhow::Result<Answer> {
-    if context.json {
-        let told = names.into_iter().map(|volume| VolumeRemovedReport { volume });
-        report::json(&told.collect::<Vec<_>>())?;
-        return Ok(Answer::Yes);
-    }
-    report::lines(names.iter().map(String::as_str))
+fn tell(context: &Context, names: Vec<String>) -> anyhow::Result<Answer> {
+    tell_removed(context, names, |volume| VolumeRemovedReport { volume })
 }
 
 fn remove(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
     let Some(store) = context.open_for(OpenOptions::write(), true)? else {
         return match args.names.first().filter(|_| !args.force && !args.all) {
             Some(name) => Err(VolumeError::Absent(name.clone()).into()),
-            None => tell_removed(context, Vec::new()),
+            None => tell(context, Vec::new()),
         };
     };
     let names = match args.all {
@@ -404,7 +362,7 @@ fn remove(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
             Err(error) => return Err(error.into()),
         }
     }
-    tell_removed(context, removed)
+    tell(context, removed)
 }
 
 /// Removes a volume, and with `force` the containers that use it.
@@ -428,9 +386,9 @@ fn remove_one(store: &Store, name: &str, force: bool) -> Result<(), VolumeError>
 }
 
 fn prune(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
-    let filters = VolumeFilters::parse(&args.filter)?;
+    let filters = ItemFilters::parse(&args.filter, &FILTERS)?;
     let Some(store) = context.open_for(OpenOptions::write(), true)? else {
-        return tell_removed(context, Vec::new());
+        return tell(context, Vec::new());
     };
     let unused = found(&store)?.into_iter().filter(|it| it.container.is_none());
     let unused: Vec<_> = unused.filter(|it| filters.fit(it)).map(|it| it.name).collect();
@@ -450,7 +408,7 @@ fn prune(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
             Err(error) => return Err(error.into()),
         }
     }
-    tell_removed(context, removed)
+    tell(context, removed)
 }
 
 /// Removes the volumes that belonged to containers that are gone. A failure is only logged, because the next command
@@ -477,6 +435,7 @@ pub(crate) fn clear_unneeded_in(context: &Context, store: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::output::template;
     use store::Seconds;
 
     fn volume(name: &str, labels: &[(&str, &str)], container: Option<&str>) -> FoundVolume {
@@ -499,11 +458,11 @@ mod tests {
         ];
         let parse = |texts: &[&str]| {
             let texts: Vec<_> = texts.iter().map(|&it| it.to_owned()).collect();
-            VolumeFilters::parse(&texts)
+            ItemFilters::parse(&texts, &FILTERS)
         };
         let check = |texts: &[&str], expect: &[&str]| {
             let filters = parse(texts).unwrap();
-            let fitting = all.iter().filter(|it| filters.fit(it));
+            let fitting = all.iter().filter(|it| filters.fit(*it));
             assert_eq!(fitting.map(|it| it.name.as_str()).collect::<Vec<_>>(), expect);
         };
         check(&[], &["web", "web2", "db"]);
