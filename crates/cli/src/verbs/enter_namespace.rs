@@ -109,7 +109,7 @@ pub(crate) fn enter(
         Verb::Gc(args) if !args.dry_run && is_garbage_on_disk(store, who) => {
             enter_own_namespace(who, Written::Stays, &mut |_| ())
         }
-        Verb::Volume(args) if args.removes() => {
+        Verb::Volume(args) if args.touches_files() => {
             enter_own_namespace(who, Written::Stays, &mut |_| ())
         }
         Verb::Network(args) if args.removes() => {

@@ -1,7 +1,7 @@
 //! `system`: shows the disk space of images and containers, and removes those that are not used.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead as _, Write as _};
+use std::io::Write as _;
 
 use clap::{Args, ValueEnum};
 use container::life::lookup::{self, IfRunning, KnownContainer, KnownError, OwnVolumes, all};
@@ -16,6 +16,7 @@ use crate::output::report::{self, Bytes};
 use crate::output::{table, template};
 use crate::session::context::{Context, now};
 use crate::session::failure::UsageError;
+use crate::session::prompt;
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::networks::verb::clear_unused;
 use crate::verbs::containers::snapshots::clear_unneeded;
@@ -388,13 +389,7 @@ fn is_confirmed(args: &System) -> anyhow::Result<bool> {
         None if args.volumes => &[containers, networks, volumes, images],
         None => &[containers, networks, images],
     };
-    report::error_line(&format!("WARNING: this removes {}", what.join(" and ")));
-    let mut error = std::io::stderr();
-    // The answer can also be given without the question.
-    let _asked = write!(error, "Continue? [y/N] ").and_then(|()| error.flush());
-    let mut line = String::new();
-    std::io::stdin().lock().read_line(&mut line)?;
-    Ok(matches!(line.trim(), "y" | "Y" | "yes"))
+    prompt::is_confirmed(&format!("this removes {}", what.join(" and ")), &[])
 }
 
 #[cfg(test)]

@@ -197,7 +197,7 @@ fn a_restart_leaks_nothing_and_keeps_the_mounts() {
         assert_eq!(fs::read_dir(folder.join(RUNTIME_STATE)).unwrap().count(), 1);
         assert!(folder.join(PID).exists());
     }
-    place.out("volume prune --force");
+    place.out("volume prune --force --all");
 }
 
 /// A host that shuts down signals all processes. That is not a user's stop.

@@ -14,7 +14,7 @@ use container::bundle::Kind;
 use container::bundle::spec::RuntimeSpec;
 use container::bundle::userns::IdMap;
 use container::changes::Owners;
-use container::copy::{self, Destination, LinkHandling, NewOwner, Place, Skipped};
+use container::copy::{self, CopyError, Destination, LinkHandling, NewOwner, Place, Skipped};
 use container::life::at_rest::RestingRoot;
 use container::life::end::ended::LOST;
 use container::life::kept::KeptContainer;
@@ -24,11 +24,11 @@ use container::request::StoredRequest;
 use container::root::WritableChoice;
 use container::runtime::Runtime;
 use kernel::process::{Signal, Signals};
-use oci::files::Stream;
 use oci::source::Input;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use store::{OpenOptions, Store};
+use transfer::import::{Limits, read_archive};
 
 use crate::Answer;
 use crate::args::Trust;
@@ -74,7 +74,7 @@ impl VerbArgs for Cp {
         working directory. Write ./NAME for a file of the host whose name contains a colon.\n\n\
         If DESTINATION is a directory, SOURCE is copied into it. If there is no such file, SOURCE gets this name. If \
         SOURCE is a directory and ends with `/.`, its contents are copied. Links at the end of PATH are followed, but \
-        no link leads out of the container.\n\n\
+        no link leads out of the container. A tar on standard input may be compressed by gzip or zstd.\n\n\
         Modes and times are copied, but no extended attributes. Devices and sockets are left out. The host's copies have \
         no set-user-id and set-group-id bits.";
     const EXAMPLES: &'static str =
@@ -183,9 +183,9 @@ impl Interrupt {
 }
 
 /// One side of a copy. It fails soon after `cancel` is set.
-struct CancellableStream<'a, T> {
-    inner: T,
-    cancel: &'a AtomicBool,
+pub(crate) struct CancellableStream<'a, T> {
+    pub(crate) inner: T,
+    pub(crate) cancel: &'a AtomicBool,
 }
 
 impl<T> CancellableStream<'_, T> {
@@ -512,7 +512,8 @@ struct Target<'a> {
     name: Option<Vec<u8>>,
 }
 
-const NOT_INTO_FILE: &str = "the destination must be a directory when a directory is copied";
+/// The text is podman's.
+const NOT_INTO_FILE: &str = "destination must be a directory when copying a directory";
 
 impl<'a> Target<'a> {
     fn in_container(
@@ -649,11 +650,18 @@ fn from_stream(
     }
     let place = container.find(path)?;
     if !place.is_directory() {
-        bail!("the destination must be a directory when a tar is copied from standard input");
+        // The text is podman's.
+        bail!("destination must be a directory when copying from stdin");
     }
     let destination = container.destination(args.archive, place.path());
-    let input = Stream::open(&Input::Stdin, cancel).context("cannot read standard input")?;
-    Ok(copy::unpack(BufReader::new(input), &destination, &|| container.look())?)
+    let copied = read_archive(&Input::Stdin, &Limits::default(), cancel, |tar| {
+        copy::unpack(BufReader::new(tar), &destination, &|| container.look())
+    })?;
+    match copied {
+        Err(error @ CopyError::Read(_)) => Err(anyhow::Error::from(error)
+            .context("source must be a (compressed) tar archive when copying from stdin")),
+        copied => Ok(copied?),
+    }
 }
 
 #[cfg(test)]

@@ -19,9 +19,11 @@ use crate::args::labels::label;
 use crate::output::report::{self, Time};
 use crate::output::{table, template};
 use crate::session::context::{Context, now};
+use crate::session::prompt;
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::named_items::{
-    ActionOption, ItemFilters, NamedItem, check_options, choose, no_labels, print_formatted, tell_removed,
+    ActionOption, ItemFilters, NamedItem, check_options, choose, no_labels, print_formatted,
+    tell_removed,
 };
 use crate::verbs::containers::networks::join;
 
@@ -95,7 +97,7 @@ pub(crate) struct Network {
     #[arg(short = 'q')]
     pub(crate) only_names: bool,
     /// For rm: ignore names that do not exist, and remove the containers that use the networks, even running ones. For
-    /// prune: do not only list the networks
+    /// prune: do not ask
     #[arg(short, long)]
     pub(crate) force: bool,
 }
@@ -568,7 +570,10 @@ fn prune(context: &Context, args: &Network) -> anyhow::Result<Answer> {
     let unused: Vec<_> = unused.filter(|it| filters.fit(it)).map(|it| it.name).collect();
     if !args.force && !unused.is_empty() {
         let count = report::count(unused.len(), "network");
-        bail!("this removes {count}: {}; add --force", unused.join(", "));
+        let warning = format!("this removes {count}, which no container uses:");
+        if !prompt::is_confirmed(&warning, &unused)? {
+            return Ok(Answer::Yes);
+        }
     }
     tell(context, clear(&store, &unused)?)
 }
