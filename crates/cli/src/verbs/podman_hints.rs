@@ -170,7 +170,7 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
     (&["rmi"], &["-a", "--all"], "use `quire rmi -f $(quire images -q)`"),
     (
         &["start"],
-        &["-i", "--interactive", "-t", "--tty"],
+        &["-t", "--tty"],
         "a container has the standard input and the terminal with which it was made: `quire exec -it CONTAINER sh` \
         gives a command both",
     ),

@@ -44,6 +44,37 @@ fn kill_sends_one_signal() {
     );
 }
 
+/// The text is podman's.
+#[test]
+fn stop_warns_before_it_kills() {
+    let Some(place) = place() else { return };
+    let _guards = ["deaf", "kind"].map(|it| Rm(&place, it));
+    start(&place, &["--name", "deaf"], "trap '' TERM; echo ready; while :; do sleep 0.02; done");
+    start(&place, &["--name", "kind"], "trap exit TERM; echo ready; while :; do sleep 0.02; done");
+    for name in ["deaf", "kind"] {
+        wait_for("the trap", || place.out(&format!("logs {name}")).contains("ready"));
+    }
+    let ran = place.run("stop -t 1 deaf kind");
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), "deaf\nkind\n"), "{}", ran.err);
+    let warning =
+        "quire: StopSignal SIGTERM failed to stop container deaf in 1 seconds, resorting to SIGKILL";
+    assert_eq!(ran.err.lines().collect::<Vec<_>>(), [warning]);
+    place.out("start deaf");
+    assert_eq!(place.run("stop -t 0 deaf").err, "");
+}
+
+#[test]
+fn start_accepts_an_input_that_is_not_there() {
+    let Some(place) = place() else { return };
+    let _guards = ["one", "open"].map(|it| Rm(&place, it));
+    place.out("create --name one a cat");
+    let ran = place.run("start -ai one");
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), ""), "{}", ran.err);
+    place.out("create -i --name open a cat");
+    let ran = place.run("start -ai open");
+    assert!(ran.code == Some(125) && ran.err.contains("leave -i out"), "{}", ran.err);
+}
+
 #[test]
 fn attach_prints_until_the_end_and_has_its_code() {
     let Some(place) = place() else { return };

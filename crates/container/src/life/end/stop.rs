@@ -9,7 +9,7 @@ use store::{Liveness, OperationError, Store};
 use crate::life::background;
 use crate::life::init_signals::Terms;
 use crate::life::lookup::{AGAIN, KnownContainer, KnownError};
-use crate::life::signal::signal_number;
+use crate::life::signal::{signal_name, signal_number};
 
 const TERM: u8 = 15;
 
@@ -58,10 +58,11 @@ pub fn stop(
     let running: Vec<_> = known.into_iter().filter(KnownContainer::is_running).collect();
     let since = Instant::now();
     let terms: Vec<_> = running.iter().map(|it| Terms::for_folder(&it.folder)).collect();
+    let mut sent = Vec::new();
     for (it, terms) in running.iter().zip(&terms) {
-        ask(store, it, terms, wish, since, remark)?;
+        sent.push(ask(store, it, terms, wish, since, remark)?);
     }
-    for (it, terms) in running.iter().zip(&terms) {
+    for ((it, terms), signal) in running.iter().zip(&terms).zip(sent) {
         let rest = wish.patience(it).saturating_sub(since.elapsed());
         let is_deaf = Cell::new(false);
         let is_waited_for = || -> Result<bool, KnownError> {
@@ -72,13 +73,27 @@ pub fn stop(
             Ok(is_alive && !is_deaf.get())
         };
         if !background::wait(Some(rest), &is_waited_for)? || is_deaf.get() {
+            if !wish.patience(it).is_zero() {
+                remark(&unstopped(it, signal, wish.patience(it), is_deaf.get()));
+            }
             it.kill(store)?;
         }
     }
     Ok(())
 }
 
-/// Sends the signal that asks a container to end.
+/// Returns the remark that a container is killed. The text is podman's.
+fn unstopped(it: &KnownContainer, signal: u8, patience: Duration, is_deaf: bool) -> String {
+    let seconds = patience.as_secs();
+    let why = match is_deaf {
+        true => ", because its first process does not handle it".to_owned(),
+        false => format!(" in {seconds} seconds"),
+    };
+    let (signal, id) = (signal_name(signal), &it.id);
+    format!("StopSignal {signal} failed to stop container {id}{why}, resorting to SIGKILL")
+}
+
+/// Sends the signal that asks a container to end, and returns it.
 fn ask(
     store: &Store,
     known: &KnownContainer,
@@ -86,7 +101,7 @@ fn ask(
     wish: StopOptions,
     since: Instant,
     remark: &dyn Fn(&str),
-) -> Result<(), KnownError> {
+) -> Result<u8, KnownError> {
     let own = known.state.as_ref().map(|it| it.stop_signal.as_str()).filter(|it| !it.is_empty());
     // An invalid signal in an image must not prevent the container from being stopped.
     let by_image = |own| {
@@ -103,14 +118,14 @@ fn ask(
         }
         if known.is_restarting()? {
             // The monitor sees that a user stops the container.
-            return Ok(());
+            return Ok(signal);
         }
         let Err(message) = background::signal(&known.folder, &known.id, &name) else {
-            return Ok(());
+            return Ok(signal);
         };
         // The container may have ended since.
         if !known.is_alive(store)? || known.is_restarting()? {
-            return Ok(());
+            return Ok(signal);
         }
         // Otherwise it may not have started yet.
         let has_started = known.state_now()?.is_some();
