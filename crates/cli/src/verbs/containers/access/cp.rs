@@ -27,7 +27,7 @@ use crate::session::failure::UsageError;
 use crate::session::signals::{Heard, until_stopped};
 use crate::verbs::VerbArgs;
 use crate::verbs::images::file_listing;
-use sides::{Interrupt, OpenedContainer, OpenedContainers, Side};
+use sides::{FoundPlace, Interrupt, OpenedContainer, OpenedContainers, Side};
 
 #[derive(Debug, Args)]
 pub(crate) struct Cp {
@@ -61,7 +61,8 @@ impl VerbArgs for Cp {
     const DETAILS: &'static str = "The container may run, or may have ended. A relative PATH begins at the container's \
         working directory. Write ./NAME for a file of the host whose name contains a colon.\n\n\
         If DESTINATION is a directory, SOURCE is copied into it. If there is no such file, SOURCE gets this name. If \
-        SOURCE is a directory and ends with `/.`, its contents are copied. Links at the end of PATH are followed, but \
+        SOURCE is a directory and ends with `/.`, its contents are copied. In a container that does not run, PATH may be \
+        in a volume or in a directory of the host that it mounts. Links at the end of PATH are followed, but \
         no link leads out of the container. A tar on standard input may be compressed by gzip or zstd.\n\n\
         Modes and times are copied, but no extended attributes. Devices and sockets are left out. The host's copies have \
         no set-user-id and set-group-id bits.";
@@ -176,13 +177,13 @@ fn is_of_contents(path: &[u8]) -> bool {
 
 impl Source {
     fn in_container(container: &OpenedContainer, path: &[u8]) -> anyhow::Result<Self> {
-        let place = container.find(path)?;
+        let FoundPlace { place, name, .. } = container.find(path)?;
         let is_directory = place.is_directory();
         let Some(file) = place.file else { return Err(container.not_found(path, Errno::NOENT)) };
         if !is_directory && path.ends_with(b"/") {
             return Err(container.not_found(path, Errno::NOTDIR));
         }
-        let name = if is_of_contents(path) { Vec::new() } else { place.name };
+        let name = if is_of_contents(path) { Vec::new() } else { name };
         Ok(Self { file, is_directory, name })
     }
 
@@ -220,7 +221,9 @@ impl<'a> Target<'a> {
         archive: bool,
         source: &Source,
     ) -> anyhow::Result<Self> {
-        let place = container.find(path)?;
+        let found = container.find(path)?;
+        found.check_writable(path)?;
+        let FoundPlace { root, place, .. } = found;
         let (directory, name) = match place.kind {
             Some(FileType::Directory) => (place.path(), None),
             Some(_) if source.is_directory => bail!(NOT_INTO_FILE),
@@ -229,7 +232,7 @@ impl<'a> Target<'a> {
             None if path.ends_with(b"/") => return Err(container.not_found(path, Errno::NOENT)),
             None => (place.directory, Some(place.name)),
         };
-        Ok(Self { destination: container.destination(archive, directory), name })
+        Ok(Self { destination: container.destination(archive, root, directory), name })
     }
 }
 
@@ -346,12 +349,14 @@ fn from_stream(
     if std::io::stdin().is_terminal() {
         bail!("standard input is a terminal: redirect a tar to it");
     }
-    let place = container.find(path)?;
+    let found = container.find(path)?;
+    found.check_writable(path)?;
+    let FoundPlace { root, place, .. } = found;
     if !place.is_directory() {
         // The text is podman's.
         bail!("destination must be a directory when copying from stdin");
     }
-    let destination = container.destination(args.archive, place.path());
+    let destination = container.destination(args.archive, root, place.path());
     let copied = read_archive(&Input::Stdin, &Limits::default(), cancel, |tar| {
         copy::unpack(BufReader::new(tar), &destination, &|| container.look())
     })?;

@@ -1,25 +1,30 @@
 //! The sides of a copy: files of the host, standard streams, and containers, running or at rest.
 
+use std::cell::OnceCell;
+use std::cmp::Reverse;
 use std::ffi::OsStr;
 use std::fs::File;
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context as _, bail};
-use container::bundle::Kind;
+use anyhow::{Context as _, anyhow, bail};
+use container::bundle::mounts::{MountKind, MountSource};
 use container::bundle::spec::RuntimeSpec;
 use container::bundle::userns::IdMap;
+use container::bundle::{Access, Kind};
 use container::copy::{self, Destination, LinkHandling, NewOwner, Place};
 use container::life::at_rest::RestingRoot;
 use container::life::kept::KeptContainer;
 use container::life::lookup::{self, find_at_rest, find_container};
 use container::life::prepare::AdmittedImage;
+use container::plan::ContainerRequest;
 use container::request::StoredRequest;
 use container::root::WritableChoice;
 use container::runtime::Runtime;
 use kernel::process::{Signal, Signals};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use store::Store;
 
@@ -147,9 +152,97 @@ enum OpenedRoot {
     Running(File),
     Resting {
         root: Box<RestingRoot>,
-        /// Mount points, below which only a running container has its files.
-        mounts: Vec<String>,
+        /// The mounts that only a running container has, the deepest first.
+        mounts: Vec<RestingMount>,
     },
+}
+
+/// A mount of a container at rest.
+struct RestingMount {
+    destination: String,
+    /// Directory or file of the host; `None` if the files are in memory.
+    source: Option<PathBuf>,
+    is_read_only: bool,
+    /// The source, or the directory of a file.
+    opened: OnceCell<OwnedFd>,
+}
+
+impl RestingMount {
+    fn new(destination: &str, source: Option<PathBuf>, access: Access) -> Self {
+        let is_read_only = access == Access::ReadOnly;
+        Self { destination: destination.to_owned(), source, is_read_only, opened: OnceCell::new() }
+    }
+
+    /// Returns the mounts of a container, the deepest first, as they hide each other.
+    fn all(store: &Store, request: &ContainerRequest) -> Vec<Self> {
+        let volumes = request.volumes.iter().map(|it| {
+            let source = match &it.source {
+                MountSource::Host(path) | MountSource::Directory(path) => Some(path.into()),
+                MountSource::Named(name) | MountSource::Anonymous(Some(name)) => {
+                    Some(store.volumes.path(name))
+                }
+                MountSource::Anonymous(None) | MountSource::Memory { .. } => None,
+            };
+            Self::new(&it.destination, source, it.access)
+        });
+        let mounts = request.mounts.iter().map(|it| {
+            let source = match &it.kind {
+                MountKind::Host(path) => Some(path.into()),
+                MountKind::Memory { .. } | MountKind::Filestore { .. } => None,
+            };
+            Self::new(&it.destination, source, it.access)
+        });
+        let mut all: Vec<_> = volumes.chain(mounts).collect();
+        all.sort_by_key(|it| Reverse(names(it.destination.as_bytes()).len()));
+        all
+    }
+
+    /// Finds a path below the mount point. Links stay inside the source.
+    fn find(&self, source: &Path, below: &[u8]) -> Result<FoundPlace<'_>, Errno> {
+        let found = std::fs::metadata(source);
+        let is_directory = found.is_ok_and(|it| it.is_dir());
+        if !is_directory && !below.is_empty() {
+            return Err(Errno::NOTDIR);
+        }
+        let (directory, path) = match (is_directory, source.file_name()) {
+            (true, _) | (_, None) => (source, if below.is_empty() { &b"."[..] } else { below }),
+            (false, Some(name)) => (source.parent().unwrap_or(Path::new("/")), name.as_bytes()),
+        };
+        let root = match self.opened.get() {
+            Some(root) => root,
+            None => {
+                let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                let opened = rustix::fs::open(directory, flags, Mode::empty())?;
+                self.opened.get_or_init(|| opened)
+            }
+        };
+        let place = copy::find(root.as_fd(), path)?;
+        let mut name = place.name.clone();
+        if below.is_empty() {
+            name = names(self.destination.as_bytes()).pop().unwrap_or_default();
+        }
+        Ok(FoundPlace { root: root.as_fd(), place, name, is_read_only: self.is_read_only })
+    }
+}
+
+/// A path of a container, and the root in which it was found.
+pub(super) struct FoundPlace<'a> {
+    pub(super) root: BorrowedFd<'a>,
+    pub(super) place: Place,
+    /// Name of the file in a copy. Empty if the path names no entry of a directory.
+    pub(super) name: Vec<u8>,
+    /// Whether it is in a mount that the container cannot write.
+    is_read_only: bool,
+}
+
+impl FoundPlace<'_> {
+    /// Refuses a destination that the container cannot write.
+    pub(super) fn check_writable(&self, path: &[u8]) -> anyhow::Result<()> {
+        if self.is_read_only {
+            bail!("{} is in a read-only mount", file_listing::name(path));
+        }
+        Ok(())
+    }
 }
 
 impl OpenedContainer {
@@ -219,31 +312,60 @@ impl OpenedContainer {
     }
 
     /// Finds a path in the container.
-    pub(super) fn find(&self, path: &[u8]) -> anyhow::Result<Place> {
+    pub(super) fn find(&self, path: &[u8]) -> anyhow::Result<FoundPlace<'_>> {
         let whole = match path {
             [b'/', ..] => path.to_vec(),
             _ => [self.working_dir.as_bytes(), b"/", path].concat(),
         };
+        if let Some((mount, below)) = self.mount_of(&whole) {
+            let Some(source) = &mount.source else {
+                return Err(self.only_running(path, &mount.destination));
+            };
+            return mount.find(source, &below).map_err(|errno| self.not_found(path, errno));
+        }
         let found = copy::find(self.root(), &whole);
         self.check_mounts(path, &whole, found.as_ref().ok())?;
-        found.map_err(|errno| self.not_found(path, errno))
+        let place = found.map_err(|errno| self.not_found(path, errno))?;
+        let name = place.name.clone();
+        Ok(FoundPlace { root: self.root(), place, name, is_read_only: false })
     }
 
-    /// Refuses a path in a mount of a container at rest. `whole` is the path from the root, and `place` the file.
+    /// Returns the mount of a container at rest that has a path by its text, and the path below the mount point.
+    fn mount_of(&self, whole: &[u8]) -> Option<(&RestingMount, Vec<u8>)> {
+        let OpenedRoot::Resting { mounts, .. } = &self.root else { return None };
+        // With links, `..` may lead elsewhere.
+        if whole.split(|it| *it == b'/').any(|it| it == b"..") {
+            return None;
+        }
+        let whole = names(whole);
+        mounts.iter().find_map(|mount| {
+            let below = whole.strip_prefix(&*names(mount.destination.as_bytes()))?;
+            Some((mount, below.join(&b'/')))
+        })
+    }
+
+    fn only_running(&self, path: &[u8], mount: &str) -> anyhow::Error {
+        let (path, id) = (file_listing::name(path), &self.id);
+        anyhow!(
+            "{path} is in the mount {mount} of container {id}, which exists only while the container runs: `quire start \
+            {id}` first"
+        )
+    }
+
+    /// Refuses a path that leads into a mount of a container at rest by links or `..`. `whole` is the path from the root, and `place` the file.
     fn check_mounts(&self, path: &[u8], whole: &[u8], place: Option<&Place>) -> anyhow::Result<()> {
         let OpenedRoot::Resting { mounts, .. } = &self.root else { return Ok(()) };
+        let mounts: Vec<_> = mounts.iter().map(|it| it.destination.clone()).collect();
         let mount = match place {
-            Some(place) => copy::mount_above(self.root(), place, mounts)
+            Some(place) => copy::mount_above(self.root(), place, &mounts)
                 .map_err(|errno| self.not_found(path, errno))?,
             // Directories that only the mount has.
             None => mounts.iter().map(String::as_str).find(|it| is_at_or_below(whole, it)),
         };
-        let Some(mount) = mount else { return Ok(()) };
-        let (path, id) = (file_listing::name(path), &self.id);
-        bail!(
-            "{path} is in the mount {mount} of container {id}, which exists only while the container runs: `quire start \
-            {id}` first"
-        );
+        match mount {
+            Some(mount) => Err(self.only_running(path, mount)),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn not_found(&self, path: &[u8], errno: Errno) -> anyhow::Error {
@@ -252,8 +374,13 @@ impl OpenedContainer {
             .context(format!("\"{path}\" could not be found on container {id}"))
     }
 
-    /// Returns the destination for files of this container, in this directory.
-    pub(super) fn destination(&self, archive: bool, directory: Vec<u8>) -> Destination<'_> {
+    /// Returns the destination for files of this container, in this directory of a root.
+    pub(super) fn destination<'a>(
+        &'a self,
+        archive: bool,
+        root: BorrowedFd<'a>,
+        directory: Vec<u8>,
+    ) -> Destination<'a> {
         let (user, group) = self.user;
         let map = self.map.as_ref();
         let mapped = map.and_then(|map| map.user(user).zip(map.group(group)));
@@ -264,19 +391,18 @@ impl OpenedContainer {
             }
             false => NewOwner::OfTar(map),
         };
-        let (root, links) = (self.root(), LinkHandling::Inside);
-        Destination { root, directory, links, owner, keeps_set_ids: true }
+        Destination { root, directory, links: LinkHandling::Inside, owner, keeps_set_ids: true }
     }
 }
 
-/// Mounts the root of a container at rest, and returns its mount points as well.
+/// Mounts the root of a container at rest, and returns its mounts as well.
 fn at_rest(
     context: &Context,
     store: &Store,
     id: &str,
     is_written: bool,
     is_asked_to_end: &dyn Fn() -> bool,
-) -> anyhow::Result<(RestingRoot, Vec<String>)> {
+) -> anyhow::Result<(RestingRoot, Vec<RestingMount>)> {
     let (known, folder) = find_at_rest(store, id, is_asked_to_end)?;
     let Some(folder) = folder.filter(|_| !known.is_unwatched) else {
         bail!("container {id} was started by another command: copy the files again");
@@ -289,9 +415,7 @@ fn at_rest(
             the files"
         );
     }
-    let volumes = request.volumes.iter().map(|it| it.destination.clone());
-    let mounts = request.mounts.iter().map(|it| it.destination.clone());
-    let mounts = volumes.chain(mounts).collect();
+    let mounts = RestingMount::all(store, request);
     let record = kept.record().clone();
     let shared = shared_store(context, record.shared.as_deref())?;
     let images = shared.as_ref().unwrap_or(store);
@@ -303,19 +427,21 @@ fn at_rest(
     Ok((root, mounts))
 }
 
+/// Returns the names of a path, whose text alone counts.
+fn names(path: &[u8]) -> Vec<Vec<u8>> {
+    let mut names: Vec<Vec<u8>> = Vec::new();
+    for name in path.split(|it| *it == b'/') {
+        match name {
+            b"" | b"." => {}
+            b".." => drop(names.pop()),
+            name => names.push(name.to_vec()),
+        }
+    }
+    names
+}
+
 /// Returns whether a path, whose text alone counts, is this directory or is in it.
 fn is_at_or_below(path: &[u8], directory: &str) -> bool {
-    let names = |path: &'_ [u8]| {
-        let mut names: Vec<Vec<u8>> = Vec::new();
-        for name in path.split(|it| *it == b'/') {
-            match name {
-                b"" | b"." => {}
-                b".." => drop(names.pop()),
-                name => names.push(name.to_vec()),
-            }
-        }
-        names
-    };
     names(path).starts_with(&names(directory.as_bytes()))
 }
 
