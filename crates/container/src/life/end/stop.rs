@@ -1,11 +1,15 @@
 //! Stops containers: asks them to end, and kills them if they do not.
 
 use std::cell::Cell;
+use std::fs::File;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use kernel::process::Signal;
+use rustix::fs::{FlockOperation, flock};
 use store::{Liveness, OperationError, Store};
 
+use crate::folder::STOPPING;
 use crate::life::background;
 use crate::life::init_signals::Terms;
 use crate::life::lookup::{AGAIN, KnownContainer, KnownError};
@@ -56,6 +60,7 @@ pub fn stop(
     }
     // All containers are signalled before this waits for any.
     let running: Vec<_> = known.into_iter().filter(KnownContainer::is_running).collect();
+    let _stopping: Vec<_> = running.iter().filter_map(|it| hold(&it.folder)).collect();
     let since = Instant::now();
     let terms: Vec<_> = running.iter().map(|it| Terms::for_folder(&it.folder)).collect();
     let mut sent = Vec::new();
@@ -80,6 +85,14 @@ pub fn stop(
         }
     }
     Ok(())
+}
+
+/// Marks a container as being stopped, until the file is dropped. Without disk space, there is no mark.
+fn hold(folder: &Path) -> Option<File> {
+    let file = File::options().create(true).truncate(false).write(true).open(folder.join(STOPPING));
+    // Several commands may stop a container.
+    let file = file.ok()?;
+    flock(&file, FlockOperation::NonBlockingLockShared).ok().map(|()| file)
 }
 
 /// Returns the remark that a container is killed. The text is podman's.
