@@ -63,6 +63,31 @@ fn a_named_volume_outlives_its_containers() {
     }
 }
 
+/// Source: podman, `test/system/160-volumes.bats`.
+#[test]
+fn programs_of_a_volume_are_not_executed_with_noexec() {
+    let Some(place) = place() else { return };
+    let line = "printf '#!/bin/sh\necho ran\n' > /data/script; chmod 755 /data/script";
+    assert_eq!(script(&place, &["-v", "data:/data"], "a", line).code, Some(0));
+    for runtime in runtimes() {
+        let run = |volume: &str| {
+            place.run_each(&[
+                "run",
+                "--quiet",
+                "--runtime",
+                runtime,
+                "-v",
+                volume,
+                "a",
+                "/data/script",
+            ])
+        };
+        assert_eq!(run("data:/data").out, "ran\n", "{runtime}");
+        let ran = run("data:/data:noexec,z");
+        assert_eq!((ran.code, ran.out.as_str()), (Some(126), ""), "{runtime}: {}", ran.err);
+    }
+}
+
 /// Neither running containers nor those at rest lose a volume.
 #[test]
 fn a_volume_in_use_is_not_removed() {
