@@ -8,6 +8,7 @@
 //! setting is an error, because it may be a restriction.
 
 mod duration;
+mod protection;
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -18,8 +19,8 @@ use reqwest::Url;
 use serde::Deserialize;
 
 use super::credentials::Secret;
-use super::protection::Protection;
 use crate::reference::{DOCKER_HUB, api_host};
+pub use protection::Protection;
 
 /// A kind of request that a host may receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use super::credentials::{Keyring, Secret};
+use super::hosts::Protection;
 use super::peers::KnownPeers;
-use super::protection::Protection;
 use super::retry::Pauses;
 
 /// Settings for the client of a registry.
