@@ -13,7 +13,7 @@ use crate::verbs::VerbArgs;
 use crate::verbs::containers::networks::join;
 use crate::verbs::containers::ps::filtered;
 use crate::verbs::containers::snapshots::{clear_unneeded, origins};
-use crate::verbs::containers::volumes;
+use crate::verbs::containers::volumes::unneeded;
 use crate::verbs::images::names::rmi::image_name;
 
 #[expect(clippy::struct_excessive_bools, reason = "each is an option")]
@@ -114,7 +114,7 @@ pub(crate) fn rm(context: &Context, args: &Rm) -> anyhow::Result<Answer> {
         clear_unneeded(&store);
     }
     if had_volumes {
-        volumes::clear_unneeded(&store);
+        unneeded::clear_unneeded(&store);
     }
     Ok(Answer::Yes)
 }

@@ -3,7 +3,7 @@
 mod sides;
 
 use std::ffi::OsString;
-use std::io::{self, BufReader, IsTerminal as _, Read, Write};
+use std::io::{BufReader, IsTerminal as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
@@ -22,6 +22,7 @@ use transfer::import::{Limits, read_archive};
 
 use crate::Answer;
 use crate::output::report;
+use crate::output::stream::CancellableStream;
 use crate::session::context::Context;
 use crate::session::failure::UsageError;
 use crate::session::signals::{Heard, until_stopped};
@@ -119,39 +120,6 @@ fn cp(context: &Context, args: &Cp) -> anyhow::Result<Answer> {
         bail!(LOST);
     }
     Ok(Answer::Yes)
-}
-
-/// One side of a copy. It fails soon after `cancel` is set.
-pub(crate) struct CancellableStream<'a, T> {
-    pub(crate) inner: T,
-    pub(crate) cancel: &'a AtomicBool,
-}
-
-impl<T> CancellableStream<'_, T> {
-    fn check(&self) -> io::Result<()> {
-        match self.cancel.load(Ordering::Relaxed) {
-            true => Err(io::Error::other("cancelled")),
-            false => Ok(()),
-        }
-    }
-}
-
-impl<T: Read> Read for CancellableStream<'_, T> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.check()?;
-        self.inner.read(into)
-    }
-}
-
-impl<T: Write> Write for CancellableStream<'_, T> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.check()?;
-        self.inner.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.inner.flush()
-    }
 }
 
 /// Prints a remark about files that were left out.

@@ -19,7 +19,7 @@ use super::not_started;
 use crate::Answer;
 use crate::output::report;
 use crate::session::context::{Context, now};
-use crate::verbs::containers::volumes;
+use crate::verbs::containers::volumes::unneeded;
 
 pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
     let (input, output) = (std::io::stdin(), std::io::stdout());
@@ -40,7 +40,7 @@ pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
             drop(link.take());
             ready.watch(report, Some(seat), &|| now().0);
             if let Some(store) = &store {
-                volumes::clear_unneeded_in(context, store);
+                unneeded::clear_unneeded_in(context, store);
             }
         })?
     };

@@ -16,10 +16,10 @@ use transfer::import::{Limits, read_archive};
 
 use crate::Answer;
 use crate::output::report;
+use crate::output::stream::CancellableStream;
 use crate::session::context::Context;
 use crate::session::output_file::{check_output, output};
 use crate::session::signals::until_signal;
-use crate::verbs::containers::access::cp::CancellableStream;
 use crate::verbs::images::archives::load::LimitedReader;
 use crate::verbs::images::file_listing;
 

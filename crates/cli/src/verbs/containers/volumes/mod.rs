@@ -1,6 +1,5 @@
 //! The verb `volume`.
 
 mod archive;
+pub(crate) mod unneeded;
 pub(crate) mod verb;
-
-pub(crate) use verb::{clear_unneeded, clear_unneeded_in};

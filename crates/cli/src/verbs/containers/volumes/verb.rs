@@ -1,7 +1,7 @@
 //! `volume`: makes, lists, copies and removes volumes, which containers mount by `--volume NAME:PATH`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum, ValueHint};
@@ -516,27 +516,6 @@ fn is_confirmed(args: &Volume, doomed: &[String]) -> anyhow::Result<bool> {
         return Ok(false);
     }
     prompt::is_confirmed(&warning, doomed)
-}
-
-/// Removes the volumes that belonged to containers that are gone. A failure is only logged, because the next command
-/// tries again.
-pub(crate) fn clear_unneeded(store: &Store) {
-    if let Err(error) = store.clear_volumes() {
-        tracing::warn!(error = report::chain(&error), "cannot remove the volumes of a container");
-    }
-}
-
-/// As [`clear_unneeded`], for the store in this directory.
-pub(crate) fn clear_unneeded_in(context: &Context, store: &Path) {
-    match Store::open(store, context.who(), OpenOptions::write()) {
-        Ok(store) => clear_unneeded(&store),
-        Err(error) => {
-            tracing::warn!(
-                error = report::chain(&error),
-                "cannot remove the volumes of a container"
-            );
-        }
-    }
 }
 
 #[cfg(test)]
