@@ -3,6 +3,7 @@
 //! `docs/format/object-store.md`, "Volumes", has the argument for crashes.
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 

@@ -626,7 +626,7 @@ pub fn read_archive<T>(
 struct UnpackedArchive<'a, R>(Decoder<'a, R>);
 
 impl<R: Read> Read for UnpackedArchive<'_, R> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.0.fill(into).map_err(io::Error::other)
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        self.0.fill(into).map_err(std::io::Error::other)
     }
 }
