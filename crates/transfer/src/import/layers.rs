@@ -627,6 +627,6 @@ struct UnpackedArchive<'a, R>(Decoder<'a, R>);
 
 impl<R: Read> Read for UnpackedArchive<'_, R> {
     fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
-        self.0.fill(into).map_err(std::io::Error::other)
+        self.0.read_part(into).map_err(std::io::Error::other)
     }
 }

@@ -51,8 +51,9 @@ pub(crate) struct Start {
     /// Start all containers that do not run
     #[arg(long, conflicts_with_all = ["containers", "attach", "interactive"])]
     pub(crate) all: bool,
-    /// Start the containers that fit, such as restart-policy=always. The keys are those of `quire ps`
-    #[arg(short, long, value_name = "KEY=VALUE", conflicts_with_all = ["containers", "attach", "interactive"])]
+    /// Start the containers that fit, such as restart-policy=always, of all or of the named ones. The keys are those of
+    /// `quire ps`
+    #[arg(short, long, value_name = "KEY=VALUE", conflicts_with_all = ["attach", "interactive"])]
     pub(crate) filter: Vec<String>,
     /// Start the containers that start at boot: those with `run --restart always`, and those with `unless-stopped`
     /// that no user has stopped
@@ -102,10 +103,10 @@ fn start(context: &Context, args: &Start) -> anyhow::Result<Answer> {
         return boot_unit::print(context);
     }
     if args.at_boot {
-        return start_all(context, &[AT_BOOT.to_owned()]);
+        return start_all(context, &[AT_BOOT.to_owned()], &[]);
     }
     if args.is_of_all() {
-        return start_all(context, &args.filter);
+        return start_all(context, &args.filter, &args.containers);
     }
     if args.attaches() && args.containers.len() > 1 {
         bail!("--attach: only one container at a time can have this command's output");
@@ -114,7 +115,8 @@ fn start(context: &Context, args: &Start) -> anyhow::Result<Answer> {
     // All names are checked before any container is started.
     for name in &args.containers {
         let found = find_container(&store, name)?;
-        let has_input = || StoredRequest::load(&found.folder, &found.id).is_ok_and(|it| it.request.stdin);
+        let has_input =
+            || StoredRequest::load(&found.folder, &found.id).is_ok_and(|it| it.request.stdin);
         if args.interactive && has_input() {
             bail!(
                 "container {name} was made with --interactive, so its standard input is open, but nothing can write to \
@@ -144,15 +146,17 @@ fn start(context: &Context, args: &Start) -> anyhow::Result<Answer> {
     Ok(Answer::Yes)
 }
 
-/// Starts all containers that fit the filters and do not run. One that does not start does not keep others from it.
-fn start_all(context: &Context, filters: &[String]) -> anyhow::Result<Answer> {
+/// Starts all containers that fit the filters and do not run, or those of them with these names. One that does not start does not keep others from it.
+fn start_all(context: &Context, filters: &[String], names: &[String]) -> anyhow::Result<Answer> {
     let Some(store) = context.open_for(OpenOptions::write(), true)? else {
         return Ok(Answer::Yes);
     };
     // This also ends containers whose monitor was killed.
     let starter = Starter::new(context, &store)?;
     let mut found = filtered(&store, filters)?;
-    found.retain(|it| !it.is_running());
+    let named = names.iter().map(|name| find_container(&store, name).map(|it| it.id));
+    let named = named.collect::<Result<Vec<_>, _>>()?;
+    found.retain(|it| !it.is_running() && (names.is_empty() || named.contains(&it.id)));
     let mut failed = 0_usize;
     for id in found.iter().map(|it| &it.id) {
         match starter.begin(id) {

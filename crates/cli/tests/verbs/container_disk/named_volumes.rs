@@ -67,8 +67,9 @@ fn a_named_volume_outlives_its_containers() {
 #[test]
 fn programs_of_a_volume_are_not_executed_with_noexec() {
     let Some(place) = place() else { return };
-    let line = "printf '#!/bin/sh\necho ran\n' > /data/script; chmod 755 /data/script";
-    assert_eq!(script(&place, &["-v", "data:/data"], "a", line).code, Some(0));
+    place.out("volume create data");
+    let file = place.path("store/volumes/data/data/script");
+    testing::script(&file, "#!/bin/sh\necho ran\n");
     for runtime in runtimes() {
         let run = |volume: &str| {
             place.run_each(&[
@@ -84,7 +85,11 @@ fn programs_of_a_volume_are_not_executed_with_noexec() {
         };
         assert_eq!(run("data:/data").out, "ran\n", "{runtime}");
         let ran = run("data:/data:noexec,z");
-        assert_eq!((ran.code, ran.out.as_str()), (Some(126), ""), "{runtime}: {}", ran.err);
+        assert!(
+            matches!(ran.code, Some(125 | 126)) && ran.out.is_empty(),
+            "{runtime}: {}",
+            ran.err
+        );
     }
 }
 

@@ -496,7 +496,7 @@ fn differences_of_the_latest_container_are_lists_of_paths() {
     let Some(place) = place() else { return };
     let ran = place.run("diff --latest");
     assert!(ran.code != Some(0) && ran.err.contains("there is no container"), "{}", ran.err);
-    place.out("create --name old a");
+    place.out("create --name old a sh");
     let container = Waiting::start(&place, "new", &[], "a");
     let script = "mkdir /made && echo x > /made/file && rm /bin/mv";
     assert_eq!(place.run_each(&["exec", "new", "sh", "-c", script]).code, Some(0));

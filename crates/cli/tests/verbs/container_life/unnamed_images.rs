@@ -56,7 +56,7 @@ fn a_commit_without_a_name_has_its_configuration_and_stays() {
 #[test]
 fn a_commit_of_the_same_files_is_named_by_its_manifest() {
     let Some(place) = place() else { return };
-    place.out("create --name web a");
+    place.out("create --name web a sh");
     let digest = commit_as_it_is(&place);
     assert!(digest.starts_with("sha256:"), "{digest}");
     assert_eq!(place.run(&format!("run --rm {digest}")).code, Some(9));
