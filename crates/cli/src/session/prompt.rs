@@ -24,7 +24,7 @@ pub(crate) fn is_confirmed(warning: &str, items: &[String]) -> anyhow::Result<bo
     let mut line = String::new();
     let read = std::io::stdin().lock().read_line(&mut line);
     if read.context("cannot read standard input")? == 0 {
-        bail!("there is no answer on standard input: --force removes without a question");
+        report::error_line("\nquire: there is no answer: --force removes without a question");
     }
     Ok(matches!(line.trim(), "y" | "Y" | "yes"))
 }

@@ -108,7 +108,7 @@ fn compare(
         }
     });
     if args.format.is_some() {
-        report::json(&PathLists::of(&found))?;
+        report::json(&PathLists::of(&found, new))?;
         return Ok(Answer::Yes);
     }
     let answer = if found.is_empty() { Answer::Yes } else { Answer::No };
@@ -131,18 +131,38 @@ struct PathLists {
 }
 
 impl PathLists {
-    fn of(found: &[Difference<'_>]) -> Self {
+    /// As in podman, the files of an added directory are listed, and not those of a removed one.
+    fn of(found: &[Difference<'_>], new: &Tree) -> Self {
         let mut lists = Self::default();
         // As in podman, the root is in no list.
         for it in found.iter().filter(|it| !it.path.is_empty()) {
             let list = match it.change {
                 Change::Changed(_) => &mut lists.changed,
-                Change::Added => &mut lists.added,
+                Change::Added => {
+                    add_below(new, &it.path, &mut lists.added);
+                    &mut lists.added
+                }
                 Change::Removed => &mut lists.deleted,
             };
             list.push(FileName(it.path.clone()));
         }
+        lists.added.sort_unstable_by(|one, other| one.0.cmp(&other.0));
         lists
+    }
+}
+
+/// Adds the paths of all files below a directory.
+fn add_below(tree: &Tree, path: &[u8], list: &mut Vec<FileName>) {
+    let mut open: Vec<_> = tree.resolve(path).map(|it| (path.to_vec(), it)).into_iter().collect();
+    while let Some((path, inode)) = open.pop() {
+        if !inode.is_directory() {
+            continue;
+        }
+        for entry in inode.children() {
+            let below = [&path, &b"/"[..], entry.name].concat();
+            list.push(FileName(below.clone()));
+            open.push((below, entry.inode));
+        }
     }
 }
 

@@ -93,7 +93,7 @@ pub(crate) struct Volume {
     pub(crate) only_names: bool,
     /// For export: write to this file, and overwrite one of this name
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub(crate) output: Option<PathBuf>,
+    pub(crate) output: Vec<PathBuf>,
     /// For rm: remove all volumes that no container uses. For prune: also remove volumes with chosen names
     #[arg(short, long)]
     pub(crate) all: bool,
@@ -161,7 +161,7 @@ impl VerbArgs for Volume {
             (VolumeAction::Import, [name, file]) => archive::import(context, name, Some(file)),
             (VolumeAction::Import, _) => bail!("use `quire volume import NAME [FILE]`"),
             (VolumeAction::Export, [name]) => {
-                let file = self.output.clone().filter(|it| it.as_os_str() != "-");
+                let file = self.output.last().filter(|it| it.as_os_str() != "-").cloned();
                 archive::export(context, name, file.map_or(Output::Stdout, Output::File))
             }
             (VolumeAction::Export, _) => bail!("use `quire volume export NAME --output FILE`"),
@@ -187,9 +187,16 @@ impl Volume {
     /// Refuses options that another action has.
     fn check(&self) -> anyhow::Result<()> {
         use VolumeAction::{Create, Export, Inspect, Ls, Prune, Rm};
+        if self.action == Create && !self.output.is_empty() {
+            // In podman and Docker, these are options of the mount.
+            bail!(
+                "volumes have no options -o: `run -v /DIR:PATH` mounts a directory, and `run --tmpfs PATH:size=SIZE` \
+                a file system in memory"
+            );
+        }
         let given: [(&str, bool, &[VolumeAction]); 10] = [
             ("--driver", self.driver.is_some(), &[Create]),
-            ("--output", self.output.is_some(), &[Export]),
+            ("--output", !self.output.is_empty(), &[Export]),
             ("--label", !self.label.is_empty(), &[Create]),
             ("--ignore", self.ignore, &[Create]),
             ("--filter", !self.filter.is_empty(), &[Ls, Prune]),

@@ -25,7 +25,7 @@ impl VerbArgs for Untag {
     const DETAILS: &'static str = "Without its last name, the image stays with its id and the digest of its manifest: `quire images` \
         lists it as <none>, `quire tag` names it again, and `quire image prune` removes it if no container uses it. `quire rmi` removes a \
         name without keeping the image.";
-    const EXAMPLES: &'static str = "quire untag app\n  quire untag app app:old app:older";
+    const EXAMPLES: &'static str = "quire untag app app:old";
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         untag(context, self)
@@ -54,9 +54,8 @@ fn untag(context: &Context, args: &Untag) -> anyhow::Result<Answer> {
     }
     for (name, reference) in &doomed {
         if !store.remove_ref_if(name, reference)? {
-            context.remark(&format!(
-                "{name} stays: another command has changed it at the same time"
-            ));
+            context
+                .remark(&format!("{name} stays: another command has changed it at the same time"));
         }
     }
     Ok(Answer::Yes)
