@@ -172,6 +172,7 @@ pub(super) const VERBS: &[Verb] = &[
         ..plain("sign", App, "sign app:1 --key out/key")
     },
     plain("rmi", App, "rmi app:1"),
+    plain("untag", App, "untag app:1"),
     Verb { before: &["rmi app:1", "rmi packed:1"], ..plain("gc", App, "gc") },
     Verb { before: &["rmi app:1"], ..plain("gc of a packed image", App, "gc") },
     plain("fsck", App, "fsck"),

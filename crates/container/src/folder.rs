@@ -49,6 +49,8 @@ pub const LATE: &str = "late";
 pub const UNWANTED: &str = "unwanted";
 /// Empty file: a user has stopped a container with a restart policy, so its program is not started again.
 pub const STOPPED: &str = "stopped";
+/// Locked while a command stops the container.
+pub const STOPPING: &str = "stop.lock";
 /// Locked while the container is paused.
 pub const PAUSE: &str = "pause.lock";
 /// Descriptor of a process that has the image mounted.
@@ -86,7 +88,7 @@ pub const CONSOLE: &str = kernel::terminal::SOCKET;
 const COVERED_CGROUP: &str = "quire-ID-RANDOM";
 
 /// Names of all files in a container's folder. `N` stands for a number.
-pub const NAMES: [&str; 42] = [
+pub const NAMES: [&str; 43] = [
     RECORD,
     LOCK,
     CONFIG,
@@ -108,6 +110,7 @@ pub const NAMES: [&str; 42] = [
     LATE,
     UNWANTED,
     STOPPED,
+    STOPPING,
     PAUSE,
     SUPERBLOCK,
     UPPER,

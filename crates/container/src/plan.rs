@@ -11,7 +11,7 @@ use store::{ContainerError, check_id};
 
 use crate::bundle::config::ImageConfig;
 use crate::bundle::etc_files::Names;
-use crate::bundle::mounts::{MountRequest, MountSource, Volume, destination};
+use crate::bundle::mounts::{MountRequest, MountSource, Restrictions, Volume, destination};
 use crate::bundle::security::FilterError;
 use crate::bundle::userns::IdMap;
 use crate::bundle::{Access, BundleOptions};
@@ -196,7 +196,13 @@ impl ContainerRequest {
                 || self.mounts.iter().any(|it| it.destination == destination);
             if !is_taken {
                 let (source, access) = (MountSource::Anonymous(None), Access::Writable);
-                self.volumes.push(Volume { source, destination, access, chown: false });
+                self.volumes.push(Volume {
+                    source,
+                    destination,
+                    access,
+                    chown: false,
+                    restrictions: Restrictions::default(),
+                });
             }
         }
         Ok(())

@@ -223,7 +223,7 @@ mod tests {
 
     use super::*;
     use crate::bundle::etc_files::{Host, Names, Resolver, TimeZone};
-    use crate::bundle::mounts::{MountKind, MountRequest, Volume};
+    use crate::bundle::mounts::{MountKind, MountRequest, Restrictions, Volume};
     use crate::bundle::process_settings::ProcessSettings;
     use crate::bundle::security::{
         AppArmor, Capabilities, Device, Filter, Interfaces, Profile, Security,
@@ -319,6 +319,7 @@ mod tests {
                 destination: "/b".to_owned(),
                 access: Access::ReadOnly,
                 chown: true,
+                restrictions: Restrictions { noexec: true, ..Restrictions::default() },
             }]
             .into_iter()
             .chain(["data:/d", "/own"].map(|it| it.parse().unwrap()))

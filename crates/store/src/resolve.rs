@@ -11,7 +11,7 @@ use image::digest::Digest;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resolved {
     pub image: ImageId,
-    /// The given ref, or else the first ref of this image in byte order.
+    /// The given ref, or else the first ref of this image in byte order. `None` if the image has no name.
     pub name: Option<RefName>,
     /// Digest of the OCI manifest, if a ref has one.
     pub manifest: Option<Digest>,
@@ -67,12 +67,15 @@ impl Store {
                 refs.push((ref_name, reference));
             }
         }
+        // A name is better than the ref of an image without one.
+        refs.sort_by_key(|it| it.0.is_unnamed());
+        let named = |name: &RefName| Some(name.clone()).filter(|it| !it.is_unnamed());
         if let Ok(digest) = name.parse::<Digest>()
             && let Some(found) = refs.iter().find(|it| it.1.manifest == Some(digest))
         {
             return Ok(Resolved {
                 image: found.1.image,
-                name: Some(found.0.clone()),
+                name: named(&found.0),
                 manifest: Some(digest),
             });
         }
@@ -86,15 +89,16 @@ impl Store {
             match *ids.as_slice() {
                 [] => {}
                 [image] => {
-                    let named = refs.into_iter().find(|it| it.1.image == image);
-                    let (name, manifest) = named
-                        .map_or((None, None), |(name, reference)| (Some(name), reference.manifest));
+                    let found = refs.iter().find(|it| it.1.image == image);
+                    let (name, manifest) = found.map_or((None, None), |(name, reference)| {
+                        (named(name), reference.manifest)
+                    });
                     return Ok(Resolved { image, name, manifest });
                 }
                 _ => return Err(ResolveError::Ambiguous { prefix, images: ids }),
             }
         }
-        let names = refs.into_iter().map(|it| it.0).collect();
+        let names = refs.into_iter().map(|it| it.0).filter(|it| !it.is_unnamed()).collect();
         ids.truncate(3);
         Err(ResolveError::Absent { name: name.to_owned(), nearest: nearest(name, names), ids })
     }

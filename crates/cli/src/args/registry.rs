@@ -2,8 +2,11 @@
 
 use std::path::PathBuf;
 
+use anyhow::bail;
 use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum, ValueHint};
+
+use crate::args::boolean;
 
 /// Default memory for a pull's data in flight, in MiB.
 pub(crate) const PULL_MEMORY: u64 = 32;
@@ -61,4 +64,29 @@ pub(crate) struct RegistryOptions {
     /// Use plain HTTP: anyone on the network path can read all data, and change data that is not signed
     #[arg(long)]
     pub(crate) plain_http: bool,
+    /// Require HTTPS with a valid certificate; with false, accept any certificate, and plain HTTP if there is no HTTPS.
+    /// This applies to the registry of this command, and not to its mirrors
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = boolean,
+        conflicts_with = "plain_http"
+    )]
+    pub(crate) tls_verify: Option<bool>,
+}
+
+impl RegistryOptions {
+    /// Refuses an option for one registry in commands that may use all of them, also later.
+    pub(crate) fn check_several(&self) -> anyhow::Result<()> {
+        if self.tls_verify == Some(false) {
+            bail!(
+                "--tls-verify=false is for commands that use one registry: for lasting settings, name the registry in \
+                hosts.toml, with skip_verify = true"
+            );
+        }
+        Ok(())
+    }
 }

@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use anyhow::Context as _;
 use container::bundle::Access;
 use container::bundle::mounts::{
-    MountKind, MountRequest, MountSource, Volume, VolumeError, destination,
+    MountKind, MountRequest, MountSource, Restrictions, Volume, VolumeError, destination,
 };
 use kernel::mount::Durability;
 
@@ -76,6 +76,7 @@ pub(crate) fn mount(text: &str) -> Result<MountOption, String> {
                 destination: to,
                 access,
                 chown: false,
+                restrictions: Restrictions::default(),
             }));
         }
         "memory" | "tmpfs" => {

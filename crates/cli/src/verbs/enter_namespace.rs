@@ -24,6 +24,7 @@ use crate::session::scope;
 use crate::verbs::Verb;
 use crate::verbs::containers::changes::changes_file;
 use crate::verbs::containers::networks::join;
+use crate::verbs::containers::ps::filtered;
 use crate::verbs::containers::run::NewContainer;
 use crate::verbs::containers::snapshots::snapshot::SnapshotAction;
 use crate::verbs::store::system::SystemAction;
@@ -109,7 +110,7 @@ pub(crate) fn enter(
         Verb::Gc(args) if !args.dry_run && is_garbage_on_disk(store, who) => {
             enter_own_namespace(who, Written::Stays, &mut |_| ())
         }
-        Verb::Volume(args) if args.removes() => {
+        Verb::Volume(args) if args.touches_files() => {
             enter_own_namespace(who, Written::Stays, &mut |_| ())
         }
         Verb::Network(args) if args.removes() => {
@@ -123,9 +124,14 @@ pub(crate) fn enter(
         }
         // Without a second argument, a container is compared with its image.
         Verb::Diff(args) if args.new.is_none() => {
-            let name = args.old.to_string_lossy();
-            let name = name.split(":/").next().unwrap_or_default();
-            join_container(find_container(name, store, who), who, remark)
+            let found = match &args.old {
+                Some(old) => {
+                    let name = old.to_string_lossy();
+                    find_container(name.split(":/").next().unwrap_or_default(), store, who)
+                }
+                None => latest(store, who).and_then(|it| find_container(&it, store, who)),
+            };
+            join_container(found, who, remark)
         }
         _ => Ok(false),
     }
@@ -136,6 +142,13 @@ fn all_ids(store: Option<&Path>, who: Who) -> Vec<String> {
     let directory = crate::session::context::store_directory(store, who).ok();
     let store = directory.and_then(|it| Store::open(&it, who, OpenOptions::read()).ok());
     store.and_then(|it| it.containers.ids().ok()).unwrap_or_default()
+}
+
+/// Returns the id of the container that was made last.
+fn latest(store: Option<&Path>, who: Who) -> Option<String> {
+    let directory = crate::session::context::store_directory(store, who).ok()?;
+    let store = Store::open(&directory, who, OpenOptions::read()).ok()?;
+    Some(filtered(&store, &[]).ok()?.pop()?.id)
 }
 
 /// Whether the verb starts a container that joins networks of the store. All such containers of a user are in one user

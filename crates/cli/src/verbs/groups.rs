@@ -28,7 +28,6 @@ static GROUPS: [Group; 3] = [
             ("ls", &["images"]),
             ("list", &["images"]),
             ("rm", &["rmi"]),
-            ("untag", &["rmi"]),
             ("inspect", &["inspect", "--type", "image"]),
             ("exists", &["inspect", "--type", "image", "--exists"]),
             ("prune", &["system", "prune", "--only", "images"]),
@@ -36,7 +35,7 @@ static GROUPS: [Group; 3] = [
         ],
         same: &[
             "build", "diff", "history", "import", "load", "mount", "pull", "push", "save", "show",
-            "sign", "tag", "tree", "umount",
+            "sign", "tag", "tree", "umount", "untag",
         ],
     },
     Group {
@@ -123,7 +122,7 @@ impl VerbArgs for ImageGroup {
     const DETAILS: &'static str = "Each of these commands is another name of a command without the group: `ls` of \
         `images`, `rm` of `rmi`, `inspect` of `inspect --type image`, and `prune` of `system prune` for images only. \
         `exists` exits with 1 if there is no such image. The others have the same name: build, diff, history, import, \
-        load, mount, pull, push, save, show, sign, tag, tree and umount.";
+        load, mount, pull, push, save, show, sign, tag, tree, umount and untag.";
     const EXAMPLES: &'static str = "quire image ls\n  quire image rm --force app:old";
     const PRINTS_JSON: bool = false;
 
@@ -208,7 +207,7 @@ mod tests {
             (ContainerGroup::NAME, ContainerGroup::DETAILS),
         ] {
             for command in commands(name) {
-                let is_alias = ["list", "untag", "unmount"].contains(&command);
+                let is_alias = ["list", "unmount"].contains(&command);
                 assert!(is_alias || details.contains(command), "{name} {command}");
             }
         }

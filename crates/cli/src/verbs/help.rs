@@ -120,8 +120,9 @@ fn below(verb: &VerbRow, is_long: bool) -> String {
 }
 
 /// Commands that only the long help lists with a description, so that the short one fits on a screen.
-const RARE: [&str; 21] = [
+const RARE: [&str; 22] = [
     "history",
+    "untag",
     "dump",
     "save",
     "load",

@@ -10,7 +10,8 @@ use crate::verbs::containers::access::inspect::inspected_container::InspectedCon
 use crate::verbs::containers::access::inspect::inspected_image::InspectedImageReport;
 use crate::verbs::containers::access::port;
 use crate::verbs::containers::machine::MachineReport;
-use crate::verbs::containers::{changes, networks, ps, volume, wait};
+use crate::verbs::containers::volumes::verb as volume;
+use crate::verbs::containers::{changes, networks, ps, wait};
 use crate::verbs::images::export::reports::{
     DiskReport, DockerReport, ErofsReport, ExportReport, ExtensionReport, LayoutReport, TarReport,
 };

@@ -31,6 +31,7 @@ const LAZY: OptionGroup = OptionGroup {
         "authfile",
         "certs_dir",
         "plain_http",
+        "tls_verify",
     ],
 };
 

@@ -32,7 +32,6 @@ const VERBS: &[(&[&str], &str)] = &[
     (&["events"], "Quire has no events: `quire wait CONTAINER` returns when a container ends"),
     (&["search"], "search the registry's web site, then use `quire pull NAME`"),
     (&["trust"], "use `quire sign NAME --key FILE`, and `quire show NAME`, which lists signatures"),
-    (&["untag"], "use `quire rmi NAME`"),
     (
         &["manifest"],
         "use `quire show --json NAME`, which has the manifest, or `quire referrers NAME` for \
@@ -170,7 +169,7 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
     (&["rmi"], &["-a", "--all"], "use `quire rmi -f $(quire images -q)`"),
     (
         &["start"],
-        &["-i", "--interactive", "-t", "--tty"],
+        &["-t", "--tty"],
         "a container has the standard input and the terminal with which it was made: `quire exec -it CONTAINER sh` \
         gives a command both",
     ),

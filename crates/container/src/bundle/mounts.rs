@@ -24,6 +24,32 @@ pub struct Volume {
     /// Whether the files get the owner of the container's program at each start. Requests of Quire 0.1 lack the field.
     #[serde(default)]
     pub chown: bool,
+    /// What the files cannot do in the container. Requests of Quire 0.1 lack the field.
+    #[serde(default)]
+    pub restrictions: Restrictions,
+}
+
+/// Options that forbid uses of the files of a mount. Source: mount(8).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Restrictions {
+    /// No program in it can be executed.
+    #[serde(default)]
+    pub noexec: bool,
+    /// Set-user-id and set-group-id bits have no effect.
+    #[serde(default)]
+    pub nosuid: bool,
+    /// Device files cannot be used.
+    #[serde(default)]
+    pub nodev: bool,
+}
+
+impl Restrictions {
+    /// Returns the options for a runtime, without those that `others` has.
+    fn options(self, others: &[&str]) -> Vec<&'static str> {
+        let all = [("noexec", self.noexec), ("nosuid", self.nosuid), ("nodev", self.nodev)];
+        let all = all.into_iter().filter(|it| it.1 && !others.contains(&it.0));
+        all.map(|it| it.0).collect()
+    }
 }
 
 /// Source of a mount.
@@ -109,7 +135,7 @@ pub enum VolumeError {
     Contradiction(String),
     /// The option is unknown, or Quire does not support it.
     #[error(
-        "a volume has no option \"{0}\": use ro, rw, U, z or Z (z and Z have no effect, because \
+        "a volume has no option \"{0}\": use ro, rw, noexec, nosuid, nodev, U, z or Z (z and Z have no effect, because \
         Quire does not change labels)"
     )]
     Option(String),
@@ -143,13 +169,18 @@ impl FromStr for Volume {
             None => (None, text),
         };
         let (to, options) = rest.split_once(':').unwrap_or((rest, "rw"));
-        let (mut access, mut label, mut chown) = (None, None, None);
+        let (mut access, mut label, mut chown, mut exec) = (None, None, None, None);
+        let mut restrictions = Restrictions::default();
         for option in options.split(',') {
             let is_contrary = match option {
                 "ro" => access.replace(Access::ReadOnly).is_some(),
                 "rw" => access.replace(Access::Writable).is_some(),
                 "z" | "Z" => label.replace(()).is_some(),
                 "U" => chown.replace(()).is_some(),
+                "exec" => exec.replace(true).is_some(),
+                "noexec" => exec.replace(false).is_some(),
+                "nosuid" => std::mem::replace(&mut restrictions.nosuid, true),
+                "nodev" => std::mem::replace(&mut restrictions.nodev, true),
                 _ => return Err(VolumeError::Option(option.to_owned())),
             };
             // Source: podman, pkg/util/mount_opts.go and containers/common, pkg/parse.
@@ -157,6 +188,7 @@ impl FromStr for Volume {
                 return Err(VolumeError::Contradiction(option.to_owned()));
             }
         }
+        restrictions.noexec = exec == Some(false);
         let access = access.unwrap_or(Access::Writable);
         if !to.starts_with('/') || source == Some("") {
             return Err(syntax());
@@ -167,7 +199,8 @@ impl FromStr for Volume {
             Some(name) if store::check_id(name).is_ok() => MountSource::Named(name.to_owned()),
             Some(name) => return Err(VolumeError::Name(name.to_owned())),
         };
-        Ok(Self { source, destination: destination(to)?, access, chown: chown.is_some() })
+        let (destination, chown) = (destination(to)?, chown.is_some());
+        Ok(Self { source, destination, access, chown, restrictions })
     }
 }
 
@@ -283,14 +316,16 @@ impl Volume {
     pub(crate) fn entry(&self) -> SpecMount {
         let access = if self.access == Access::ReadOnly { "ro" } else { "rw" };
         let destination = &self.destination;
+        let with =
+            |options: &[&'static str]| [options, &self.restrictions.options(options)].concat();
         match &self.source {
             MountSource::Host(path) => {
-                SpecMount::new(destination, "bind", path, &["rbind", "rprivate", access])
+                SpecMount::new(destination, "bind", path, &with(&["rbind", "rprivate", access]))
             }
             // Source of the options: podman-run(1), --volume.
             MountSource::Directory(path) => {
                 let options = ["rbind", "rprivate", "nosuid", "nodev", access];
-                SpecMount::new(destination, "bind", path, &options)
+                SpecMount::new(destination, "bind", path, &with(&options))
             }
             // The directories of volumes are found before the configuration is made. Without a path, a runtime
             // refuses the entry.
@@ -325,7 +360,13 @@ mod tests {
     fn volumes_are_two_absolute_paths() {
         let volume = |source: &str, destination: &str, access| {
             let source = MountSource::Host(source.to_owned());
-            Ok(Volume { source, destination: destination.to_owned(), access, chown: false })
+            Ok(Volume {
+                source,
+                destination: destination.to_owned(),
+                access,
+                chown: false,
+                restrictions: Restrictions::default(),
+            })
         };
         let cases = [
             ("/a:/b", volume("/a", "/b", Access::Writable)),
@@ -373,7 +414,13 @@ mod tests {
     #[test]
     fn volumes_of_the_store_have_names_or_none() {
         let volume = |source, access, chown| {
-            Ok(Volume { source, destination: "/b".to_owned(), access, chown })
+            Ok(Volume {
+                source,
+                destination: "/b".to_owned(),
+                access,
+                chown,
+                restrictions: Restrictions::default(),
+            })
         };
         let named = MountSource::Named("data.1".to_owned());
         let (rw, ro) = (Access::Writable, Access::ReadOnly);
@@ -392,6 +439,29 @@ mod tests {
         }
     }
 
+    /// Source: podman-run(1), --volume.
+    #[test]
+    fn uses_of_files_are_restricted() {
+        let options = |text: &str| {
+            let mut volume: Volume = text.parse().unwrap();
+            if let MountSource::Named(name) = &volume.source {
+                volume.source = MountSource::Directory(name.clone());
+            }
+            volume.entry().options
+        };
+        assert_eq!(options("/a:/b:noexec"), ["rbind", "rprivate", "rw", "noexec"]);
+        assert_eq!(
+            options("/a:/b:nodev,ro,nosuid"),
+            ["rbind", "rprivate", "ro", "nosuid", "nodev"]
+        );
+        let of_volume = ["rbind", "rprivate", "nosuid", "nodev", "rw"];
+        assert_eq!(options("a:/b:nosuid,exec"), of_volume);
+        assert_eq!(options("a:/b:z,noexec"), [&of_volume[..], &["noexec"]].concat());
+        for text in ["/a:/b:exec,noexec", "/a:/b:noexec,noexec", "/a:/b:nodev,nodev"] {
+            assert!(matches!(text.parse::<Volume>(), Err(VolumeError::Contradiction(_))), "{text}");
+        }
+    }
+
     /// Source: podman-run(1), --volume and --tmpfs.
     #[test]
     fn directories_of_volumes_have_no_devices_and_set_uid_files() {
@@ -400,6 +470,7 @@ mod tests {
             destination: "/b".to_owned(),
             access: Access::Writable,
             chown: false,
+            restrictions: Restrictions::default(),
         };
         let entry = of(MountSource::Directory("/v".to_owned())).entry();
         assert_eq!(entry.options, ["rbind", "rprivate", "nosuid", "nodev", "rw"]);

@@ -144,6 +144,7 @@ fn a_bundle_with_everything() {
         destination: "/b".to_owned(),
         access: Access::Writable,
         chown: false,
+        restrictions: mounts::Restrictions::default(),
     };
     let options = BundleOptions {
         env: vec!["B=\"2\"".to_owned()],

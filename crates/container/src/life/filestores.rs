@@ -8,7 +8,9 @@ use std::path::Path;
 use rustix::io::Errno;
 use store::{ContainerDir, OperationError, Store};
 
-use crate::bundle::mounts::{MountKind, MountRequest, MountSource, Volume, VolumeError, arrange};
+use crate::bundle::mounts::{
+    MountKind, MountRequest, MountSource, Restrictions, Volume, VolumeError, arrange,
+};
 use crate::bundle::userns::{IdMap, MapError};
 use crate::folder;
 use crate::life::mount_staging::{Filestore, Stage};
@@ -116,7 +118,13 @@ pub fn volumes(
             MountKind::Host(path) => {
                 let source = MountSource::Host(path.clone());
                 let destination = destination.clone();
-                let volume = Volume { source, destination, access: *access, chown: false };
+                let volume = Volume {
+                    source,
+                    destination,
+                    access: *access,
+                    chown: false,
+                    restrictions: Restrictions::default(),
+                };
                 volume.check()?;
                 volume.source
             }
@@ -133,7 +141,13 @@ pub fn volumes(
             }
         };
         let destination = destination.clone();
-        volumes.push(Volume { source, destination, access: *access, chown: false });
+        volumes.push(Volume {
+            source,
+            destination,
+            access: *access,
+            chown: false,
+            restrictions: Restrictions::default(),
+        });
     }
     arrange(&mut volumes)?;
     Ok(volumes)

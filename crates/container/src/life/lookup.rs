@@ -10,13 +10,14 @@ use std::time::{Duration, Instant};
 
 use kernel::process::{Holder, Process, Signal};
 use kernel::usage::usage_of;
+use rustix::fs::{FlockOperation, flock};
 use store::{
     ContainerDir, ContainerError, ContainerRecord, Liveness, OperationError, Store, VolumeError,
 };
 
 use crate::backoff::GLANCE;
 use crate::bundle::spec::RuntimeSpec;
-use crate::folder::{self, LAYER};
+use crate::folder::{self, LAYER, STOPPING};
 use crate::life::cgroup::{cgroups, pause};
 pub use crate::life::end::own_volumes::OwnVolumes;
 use crate::life::state::{Reason, State, StateBefore};
@@ -168,6 +169,13 @@ impl KnownContainer {
             _ if self.is_unwatched => "unwatched",
             (_, Liveness::Dead) => "lost",
         }
+    }
+
+    /// Whether a command stops the container now.
+    #[must_use]
+    pub fn is_stopping(&self) -> bool {
+        let is_held = |file: File| flock(&file, FlockOperation::NonBlockingLockExclusive).is_err();
+        self.is_running() && File::open(self.folder.join(STOPPING)).is_ok_and(is_held)
     }
 
     /// Returns whether the disk has lost some of the container's writes.

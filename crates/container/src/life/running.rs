@@ -57,14 +57,18 @@ struct Keeping {
 }
 
 impl Seat {
-    fn keep(self, folder: &Path, log_size: LogLimit) -> Keeping {
+    /// Starts the thread. `None` if it cannot be started: then the terminal ends with its caller.
+    fn keep(self, folder: &Path, log_size: LogLimit) -> Option<Keeping> {
         let has_taken_over = Arc::new(AtomicBool::new(false));
         let (taken, folder) = (Arc::clone(&has_taken_over), folder.to_owned());
-        let thread = std::thread::spawn(move || {
+        let started = std::thread::Builder::new().spawn(move || {
             let taken_over = || taken.store(true, Ordering::SeqCst);
             self.keeper.keep(self.modes, &folder, log_size, &taken_over);
         });
-        Keeping { thread, has_taken_over }
+        let failed = |error: &io::Error| {
+            tracing::warn!(%error, "cannot start a thread: the terminal ends with its caller");
+        };
+        started.inspect_err(failed).ok().map(|thread| Keeping { thread, has_taken_over })
     }
 }
 
@@ -103,10 +107,10 @@ impl OwnTerminal {
     fn keep(self, folder: &Path, log_size: LogLimit) -> Option<OwnTerminalReader> {
         let (over, until) = io::pipe().ok()?;
         let (receiver, folder) = (self.receiver, folder.to_owned());
-        let thread = std::thread::spawn(move || {
+        let started = std::thread::Builder::new().spawn(move || {
             terminal::keep_own(&receiver, &over, &folder, log_size);
         });
-        Some(OwnTerminalReader { thread, until })
+        Some(OwnTerminalReader { thread: started.ok()?, until })
     }
 }
 
@@ -220,7 +224,7 @@ impl Ready {
         let console = seat.as_ref().map(|seat| seat.console.clone());
         let console = console.or_else(|| own.as_ref().map(|own| own.console.clone()));
         let own = own.and_then(|own| own.keep(&self.path, self.log_size));
-        let keeping = seat.map(|seat| seat.keep(&self.path, self.log_size));
+        let keeping = seat.and_then(|seat| seat.keep(&self.path, self.log_size));
         if streams.is_none() {
             // The monitor must not keep the caller's working directory in use.
             let _moved = std::env::set_current_dir("/");

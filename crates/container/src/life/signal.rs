@@ -7,14 +7,27 @@
 )]
 pub struct SignalError(String);
 
+/// Names of the signals 1 to 31. Source: signal(7).
+const NAMES: [&str; 31] = [
+    "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2",
+    "PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG",
+    "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
+];
+
+/// Returns the name of a signal, such as `SIGTERM` or `SIGRTMIN+3`; of an unknown one, its number.
+#[must_use]
+pub fn signal_name(number: u8) -> String {
+    let at = usize::from(number);
+    match (at.checked_sub(1).and_then(|at| NAMES.get(at)), number) {
+        (Some(name), _) => format!("SIG{name}"),
+        (None, 34..=64) => format!("SIGRTMIN+{}", at - 34),
+        (None, _) => number.to_string(),
+    }
+}
+
 /// Returns the number of a signal named by a user or an image. Runtimes support fewer names, and some runtimes
 /// silently ignore unknown names. Source: signal(7); real-time signals are 34 to 64, as in glibc and other engines.
 pub fn signal_number(signal: &str) -> Result<u8, SignalError> {
-    const NAMES: [&str; 31] = [
-        "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2",
-        "PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG",
-        "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
-    ];
     let upper = signal.to_ascii_uppercase();
     let name = upper.strip_prefix("SIG").unwrap_or(&upper);
     let offset = |text: &str, sign: char| match text {
@@ -53,5 +66,14 @@ mod tests {
         check("RTMAX-1", Some(63));
         check("RTMIN-1", None);
         check("NONE", None);
+    }
+
+    #[test]
+    fn numbers_have_names() {
+        for (number, name) in [(1, "SIGHUP"), (15, "SIGTERM"), (31, "SIGSYS"), (37, "SIGRTMIN+3")] {
+            assert_eq!(signal_name(number), name);
+            assert_eq!(signal_number(name), Ok(number));
+        }
+        assert_eq!([0, 32, 65].map(signal_name), ["0", "32", "65"]);
     }
 }

@@ -109,7 +109,7 @@ impl Streams {
             let ended = ended.try_clone()?;
             let mut sink = move |_: usize, bytes: &[u8]| file.write_all(bytes);
             let pass = move || pass_on(&mut [Some(reader)], &mut sink, &ended, None).map(drop);
-            outputs.push(std::thread::spawn(pass));
+            outputs.push(std::thread::Builder::new().spawn(pass)?);
             io::Result::Ok(Some(writer))
         };
         // Streams of the same file share a pipe, so that lines stay in order.
@@ -168,10 +168,10 @@ impl Input {
         command.stdin(reader.try_clone()?);
         let ended = ended.try_clone()?;
         let has_position = file.metadata()?.is_file() && file.stream_position().is_ok();
-        let thread = std::thread::spawn(move || {
+        let thread = std::thread::Builder::new().spawn(move || {
             let unsent = copy_to_pipe(&mut file, writer, &ended);
             (file, unsent)
-        });
+        })?;
         // The thread is joined only for a file with a position. For other files it may block in `read`, because
         // another process may read the data that `poll` has reported.
         Ok(has_position.then_some(Self { reader, thread }))

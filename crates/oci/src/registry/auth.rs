@@ -250,6 +250,7 @@ impl Authenticator {
             capabilities: Vec::new(),
             headers: Vec::new(),
             mirror_of: None,
+            may_use_http: false,
         };
         let authorization = match credential {
             Some(Credential::Password { user, password }) => Some(basic(user, password)),

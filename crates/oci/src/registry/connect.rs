@@ -1,12 +1,14 @@
-//! Connects to a registry before its first request has a reader.
+//! Connects to a registry before its first request: ahead of its reader, and to find whether the registry has HTTPS.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use reqwest::{Method, Url};
+
 use super::engine::first;
-use super::hosts::Capability;
-use super::transport::Urgency;
-use super::{Core, Registry, lock};
+use super::hosts::{Capability, Endpoint};
+use super::transport::{Ask, Urgency};
+use super::{Cause, Core, Registry, RegistryError, lock};
 use crate::Digest;
 
 /// Time after a request in which its connection is certainly still open. Servers close idle connections after a minute,
@@ -32,6 +34,24 @@ impl Registry {
             };
             first(connected, core.cancelled()).await;
         });
+    }
+
+    /// Returns the registry itself by HTTP if it may use HTTP, and responds only to that. `None` if the settings stay.
+    ///
+    /// # Errors
+    /// [`RegistryError`] if the caller cancels the requests.
+    pub(super) fn find_http(&self) -> Result<Option<Endpoint>, RegistryError> {
+        let Some(own) = self.core.endpoints.last().filter(|it| it.may_use_http) else {
+            return Ok(None);
+        };
+        let (https, http) = (own.clone(), by_http(own));
+        self.run("reach the registry", |core| async move {
+            if core.responds(&https).await {
+                return Ok(None);
+            }
+            // A host that responds to neither is reported by the first request.
+            Ok(core.responds(&http).await.then_some(http))
+        })
     }
 }
 
@@ -70,4 +90,31 @@ impl Core {
             }
         }
     }
+
+    /// Whether a host responds to a request without credentials, with any status.
+    async fn responds(&self, endpoint: &Endpoint) -> bool {
+        // Headers of `hosts.toml` may contain credentials.
+        let anonymous = Endpoint { headers: Vec::new(), ..endpoint.clone() };
+        let asked = async {
+            let url = Url::parse(&format!("{}/", endpoint.base))
+                .map_err(|error| Cause::Protocol(error.to_string()))?;
+            self.transport.send(&anonymous, &Ask::new(Method::GET, url), None).await
+        };
+        match asked.await {
+            Ok(_) => true,
+            Err(cause) => {
+                tracing::debug!(base = endpoint.base, %cause, "the registry does not respond");
+                false
+            }
+        }
+    }
+}
+
+/// Returns the same host by HTTP.
+fn by_http(endpoint: &Endpoint) -> Endpoint {
+    let base = match endpoint.base.strip_prefix("https:") {
+        Some(rest) => format!("http:{rest}"),
+        None => endpoint.base.clone(),
+    };
+    Endpoint { base, may_use_http: false, ..endpoint.clone() }
 }

@@ -8,6 +8,7 @@
 //! setting is an error, because it may be a restriction.
 
 mod duration;
+mod protection;
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -19,6 +20,7 @@ use serde::Deserialize;
 
 use super::credentials::Secret;
 use crate::reference::{DOCKER_HUB, api_host};
+pub use protection::Protection;
 
 /// A kind of request that a host may receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +80,8 @@ pub struct Endpoint {
     pub headers: Vec<(String, Secret)>,
     /// Registry that it mirrors, if it is a mirror. Requests name the registry by `?ns=`.
     pub mirror_of: Option<String>,
+    /// Whether HTTP is used if the host does not respond to HTTPS.
+    pub may_use_http: bool,
 }
 
 /// An error of reading a registry's settings.
@@ -131,6 +135,17 @@ pub enum HostsError {
     Proxy {
         /// Path of the file.
         path: PathBuf,
+    },
+    /// The settings have an address by HTTP, and the caller requires HTTPS.
+    #[error(
+        "{} names {registry} by http://, but --tls-verify requires HTTPS: leave --tls-verify out, or change the file",
+        path.display()
+    )]
+    Http {
+        /// Path of the file.
+        path: PathBuf,
+        /// The registry.
+        registry: String,
     },
     /// A value is not a known capability.
     #[error(
@@ -195,26 +210,26 @@ enum Client {
 const FILE_MAX: u64 = 1 << 20;
 
 /// Returns the hosts of `registry` in the order in which to try them: its mirrors, then the registry itself.
-/// `plain_http` applies only to the registry itself; for a mirror, the scheme of its address decides.
+/// `protection` applies only to the registry itself.
 ///
 /// # Errors
 /// [`HostsError`] if settings exist but are unusable.
 pub fn endpoints(
     registry: &str,
     directories: &[PathBuf],
-    plain_http: bool,
+    protection: Protection,
 ) -> Result<Vec<Endpoint>, HostsError> {
     let Some(directory) = find_hosts_file(registry, directories) else {
-        return Ok(vec![own(registry, Tls::default(), plain_http)]);
+        return Ok(vec![own(registry, Tls::default(), protection)]);
     };
     let path = directory.join("hosts.toml");
     let text = crate::files::read_settings(&path, FILE_MAX).and_then(|bytes| {
         String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     });
     match text {
-        Ok(text) => parse(registry, &path, &text, plain_http),
+        Ok(text) => parse(registry, &path, &text, protection),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Ok(vec![own(registry, docker_certificates(&directory)?, plain_http)])
+            Ok(vec![own(registry, docker_certificates(&directory)?, protection)])
         }
         Err(source) => Err(HostsError::Read { path, source }),
     }
@@ -230,9 +245,10 @@ fn find_hosts_file(registry: &str, directories: &[PathBuf]) -> Option<PathBuf> {
 }
 
 /// Returns the registry's own host with default settings.
-fn own(registry: &str, tls: Tls, plain_http: bool) -> Endpoint {
+fn own(registry: &str, tls: Tls, protection: Protection) -> Endpoint {
     let host = api_host(registry);
-    let scheme = default_scheme(host, &tls, plain_http);
+    let scheme = default_scheme(host, &tls, protection);
+    let tls = protected(tls, protection);
     Endpoint {
         base: format!("{scheme}://{host}/v2"),
         host: host.to_owned(),
@@ -240,14 +256,28 @@ fn own(registry: &str, tls: Tls, plain_http: bool) -> Endpoint {
         route: Route { tls, ..Route::default() },
         headers: Vec::new(),
         mirror_of: None,
+        may_use_http: protection == Protection::Unverified,
     }
 }
 
 /// Returns the default scheme of a host. For loopback it is HTTP, because loopback needs no encryption and registries
 /// there seldom have a certificate, unless there are TLS settings.
-fn default_scheme(host: &str, tls: &Tls, plain_http: bool) -> &'static str {
+fn default_scheme(host: &str, tls: &Tls, protection: Protection) -> &'static str {
     let loopback = is_loopback(host) && !host.ends_with(":443") && *tls == Tls::default();
-    if plain_http || loopback { "http" } else { "https" }
+    match protection {
+        Protection::None => "http",
+        Protection::Usual if loopback => "http",
+        Protection::Usual | Protection::Verified | Protection::Unverified => "https",
+    }
+}
+
+/// Returns the TLS settings of the registry itself.
+fn protected(tls: Tls, protection: Protection) -> Tls {
+    match protection {
+        Protection::Usual | Protection::None => tls,
+        Protection::Verified => Tls { skip_verify: false, ..tls },
+        Protection::Unverified => Tls { skip_verify: true, ..tls },
+    }
 }
 
 /// Whether a host, with an optional port, is a loopback address.
@@ -266,7 +296,7 @@ fn parse(
     registry: &str,
     path: &Path,
     text: &str,
-    plain_http: bool,
+    protection: Protection,
 ) -> Result<Vec<Endpoint>, HostsError> {
     let wrong = |error: toml::de::Error| {
         let line =
@@ -294,13 +324,18 @@ fn parse(
             host,
             &[Capability::Pull, Capability::Resolve],
             path,
-            false,
+            Protection::Usual,
         )
     });
     let mut endpoints = mirrors.collect::<Result<Vec<_>, _>>()?;
     let server = root.server.take().filter(|server| !server.is_empty());
     let all = [Capability::Pull, Capability::Resolve, Capability::Push];
-    endpoints.push(endpoint(registry, server.as_deref(), root, &all, path, plain_http)?);
+    let own = endpoint(registry, server.as_deref(), root, &all, path, protection)?;
+    if protection == Protection::Verified && own.base.starts_with("http:") {
+        let (path, registry) = (path.to_owned(), registry.to_owned());
+        return Err(HostsError::Http { path, registry });
+    }
+    endpoints.push(own);
     Ok(endpoints)
 }
 
@@ -311,7 +346,7 @@ fn endpoint(
     settings: Host,
     capabilities: &[Capability],
     path: &Path,
-    plain_http: bool,
+    protection: Protection,
 ) -> Result<Endpoint, HostsError> {
     let listed = settings.capabilities.iter().map(|word| match word.to_lowercase().as_str() {
         "pull" => Ok(Capability::Pull),
@@ -354,7 +389,7 @@ fn endpoint(
     }
     let route = |tls: Tls| Route { tls, dial_timeout, proxy: settings.proxy.clone() };
     let Some(address) = address else {
-        let mut own = own(registry, tls, plain_http);
+        let mut own = own(registry, tls, protection);
         own.route = route(own.route.tls);
         own.headers = headers;
         own.capabilities = listed;
@@ -363,8 +398,10 @@ fn endpoint(
     let wrong = || HostsError::Url { path: path.to_owned(), text: address.to_owned() };
     let whole = match address.contains("://") {
         true => address.to_owned(),
-        false => format!("{}://{address}", default_scheme(address, &tls, plain_http)),
+        false => format!("{}://{address}", default_scheme(address, &tls, protection)),
     };
+    let may_use_http = protection == Protection::Unverified && !address.contains("://");
+    let tls = protected(tls, protection);
     let mut url = Url::parse(&whole).map_err(|_error| wrong())?;
     let has_user = !url.username().is_empty() || url.password().is_some();
     if !matches!(url.scheme(), "http" | "https") || has_user || url.query().is_some() {
@@ -381,7 +418,15 @@ fn endpoint(
     }
     let base = format!("{}://{host}{at}", url.scheme());
     let mirror_of = (host != api_host(registry)).then(|| registry.to_owned());
-    Ok(Endpoint { base, host, capabilities: listed, route: route(tls), headers, mirror_of })
+    Ok(Endpoint {
+        base,
+        host,
+        capabilities: listed,
+        route: route(tls),
+        headers,
+        mirror_of,
+        may_use_http,
+    })
 }
 
 /// Whether a text is the address of a proxy.
@@ -463,7 +508,7 @@ mod tests {
     }
 
     fn check(registry: &str, text: &str, expect: &str) {
-        let got = match parse(registry, Path::new("/d/hosts.toml"), text, false) {
+        let got = match parse(registry, Path::new("/d/hosts.toml"), text, Protection::Usual) {
             Ok(endpoints) => show(&endpoints),
             Err(error) => error.to_string(),
         };
@@ -545,7 +590,8 @@ mod tests {
     #[test]
     fn what_is_not_known_is_an_error() {
         let check = |text: &str, expect: &str| {
-            let error = parse("a.io", Path::new("/d/hosts.toml"), text, false).unwrap_err();
+            let error =
+                parse("a.io", Path::new("/d/hosts.toml"), text, Protection::Usual).unwrap_err();
             let error = error.to_string();
             assert!(error.starts_with("cannot use /d/hosts.toml: "), "{text}: {error}");
             assert!(error.contains(expect) && !error.contains('\n'), "{text}: {error}");
@@ -572,9 +618,46 @@ mod tests {
             ("127.0.0.1.a.io", "https"),
             ("[::2]:5000", "https"),
         ] {
-            assert_eq!(default_scheme(host, &Tls::default(), false), expect, "{host}");
-            assert_eq!(default_scheme(host, &Tls::default(), true), "http", "{host}");
+            assert_eq!(default_scheme(host, &Tls::default(), Protection::Usual), expect, "{host}");
+            assert_eq!(default_scheme(host, &Tls::default(), Protection::None), "http", "{host}");
         }
+    }
+
+    /// An option decides about the registry itself, and never about its mirrors.
+    #[test]
+    fn protection_is_that_of_the_registry_itself() {
+        let check = |registry: &str, text: &str, protection, expect: &str| {
+            let got = match parse(registry, Path::new("/d/hosts.toml"), text, protection) {
+                Ok(endpoints) => {
+                    let http = endpoints.last().unwrap().may_use_http;
+                    show(&endpoints) + if http { " or http" } else { "" }
+                }
+                Err(error) => error.to_string(),
+            };
+            assert_eq!(got, expect, "{text} {protection:?}");
+        };
+        let mirror = "[host.\"https://m\"]";
+        let (verified, unverified) = (Protection::Verified, Protection::Unverified);
+        check(
+            "a.io",
+            mirror,
+            unverified,
+            "https://m/v2 pr of a.io; https://a.io/v2 prw unverified or http",
+        );
+        check("localhost:5000", "", unverified, "https://localhost:5000/v2 prw unverified or http");
+        check("localhost:5000", "", verified, "https://localhost:5000/v2 prw");
+        check("a.io", "skip_verify = true", verified, "https://a.io/v2 prw");
+        check(
+            "a.io",
+            "server = \"https://b.io\"",
+            unverified,
+            "https://b.io/v2 prw of a.io unverified",
+        );
+        check("a.io", "server = \"http://a.io\"", unverified, "http://a.io/v2 prw unverified");
+        check("a.io", "server = \"b.io\"", Protection::None, "http://b.io/v2 prw of a.io");
+        let http = "/d/hosts.toml names a.io by http://, but --tls-verify requires HTTPS: leave --tls-verify out, or \
+            change the file";
+        check("a.io", "server = \"http://a.io\"", verified, http);
     }
 
     #[test]
@@ -592,16 +675,16 @@ mod tests {
         put(system.join("c.io/me.cert"), "");
         let directories = [user, system.clone()];
         let bases = |registry: &str| {
-            let endpoints = endpoints(registry, &directories, false).unwrap();
+            let endpoints = endpoints(registry, &directories, Protection::Usual).unwrap();
             endpoints.into_iter().map(|one| one.base).collect::<Vec<_>>()
         };
         assert_eq!(bases("a.io"), ["https://system/v2", "https://a.io/v2"]);
         assert_eq!(bases("b.io:5000"), ["https://underscored/v2", "https://b.io:5000/v2"]);
         assert_eq!(bases("z.io"), ["https://user/v2", "https://z.io/v2"]);
-        let docker = endpoints("c.io", &directories, false).unwrap();
+        let docker = endpoints("c.io", &directories, Protection::Usual).unwrap();
         assert_eq!(docker[0].route.tls.ca, [system.join("c.io/ca.crt")]);
         let pair = (system.join("c.io/me.cert"), Some(system.join("c.io/me.key")));
         assert_eq!(docker[0].route.tls.client, [pair]);
-        assert_eq!(show(&endpoints("a.io", &[], true).unwrap()), "http://a.io/v2 prw");
+        assert_eq!(show(&endpoints("a.io", &[], Protection::None).unwrap()), "http://a.io/v2 prw");
     }
 }

@@ -78,6 +78,21 @@ impl Login {
         })
     }
 
+    /// Returns the user name that is saved for this registry; `<token>` if it is a token.
+    ///
+    /// # Errors
+    /// [`RegistryError`] if saved credentials cannot be read.
+    pub fn user(&self) -> Result<Option<String>, RegistryError> {
+        let repository = self.reference.repository();
+        let found = self.settings.keyring.find_credential(&self.host()?, repository);
+        let found = found
+            .map_err(|error| self.failed("look up the credentials", Cause::Credentials(error)))?;
+        Ok(found.map(|it| match it {
+            Credential::Password { user, .. } => user,
+            Credential::Identity(_) | Credential::Bearer(_) => "<token>".to_owned(),
+        }))
+    }
+
     /// Saves the user name and the password for this registry.
     ///
     /// # Errors
@@ -99,8 +114,8 @@ impl Login {
     /// Returns the host under which credentials are stored. It differs from the registry if `hosts.toml` names a
     /// server.
     fn host(&self) -> Result<String, RegistryError> {
-        let Settings { hosts, plain_http, .. } = &self.settings;
-        let endpoints = super::hosts::endpoints(self.registry(), hosts, *plain_http);
+        let Settings { hosts, protection, .. } = &self.settings;
+        let endpoints = super::hosts::endpoints(self.registry(), hosts, *protection);
         let endpoints =
             endpoints.map_err(|error| self.failed("use the registry", Cause::Hosts(error)))?;
         Ok(endpoints.last().expect("the registry itself is the last").host.clone())

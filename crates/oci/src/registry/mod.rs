@@ -35,6 +35,7 @@ use reqwest::{Method, Url};
 pub use blob::BlobReader;
 pub use credentials::{Credential, Kept, Keyring, Removed, Secret};
 pub use error::{Cause, RegistryError};
+pub use hosts::Protection;
 pub use login::{Checked, Login};
 pub use manifests::{Fetched, Stored};
 pub use peers::{KnownPeers, PEER_HEADER, PEER_LAYERS, PeerTar};
@@ -104,15 +105,31 @@ struct Core {
 }
 
 impl Registry {
-    /// Makes a client for the repository of `reference`, without sending a request.
+    /// Makes a client for the repository of `reference`. It sends a request only to a registry that may use HTTP if it
+    /// has no HTTPS ([`Protection::Unverified`]).
     ///
     /// # Errors
     /// [`RegistryError`] if the settings are unusable.
     pub fn new(reference: &Reference, settings: &Settings) -> Result<Self, RegistryError> {
+        let registry = reference.registry();
+        let failed = |cause| RegistryError::new("use the registry", registry, 1, cause);
+        let endpoints = hosts::endpoints(registry, &settings.hosts, settings.protection)
+            .map_err(|error| failed(Cause::Hosts(error)))?;
+        let made = Self::with(reference, settings, endpoints)?;
+        let Some(own) = made.find_http()? else { return Ok(made) };
+        let mut endpoints = made.core.endpoints.clone();
+        endpoints.pop();
+        endpoints.push(own);
+        Self::with(reference, settings, endpoints)
+    }
+
+    fn with(
+        reference: &Reference,
+        settings: &Settings,
+        endpoints: Vec<Endpoint>,
+    ) -> Result<Self, RegistryError> {
         let (registry, repository) = (reference.registry(), reference.repository());
         let failed = |cause| RegistryError::new("use the registry", registry, 1, cause);
-        let endpoints = hosts::endpoints(registry, &settings.hosts, settings.plain_http)
-            .map_err(|error| failed(Cause::Hosts(error)))?;
         let engine = Engine::start().map_err(|error| failed(Cause::Thread(error)))?;
         let core = Core {
             registry: registry.to_owned(),

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use super::credentials::{Keyring, Secret};
+use super::hosts::Protection;
 use super::peers::KnownPeers;
 use super::retry::Pauses;
 
@@ -17,8 +18,8 @@ pub struct Settings {
     pub hosts: Vec<PathBuf>,
     /// Sources of credentials.
     pub keyring: Keyring,
-    /// Whether to use plain HTTP for the registry itself. For a mirror, the scheme of its address decides.
-    pub plain_http: bool,
+    /// Protection of connections to the registry itself. For a mirror, `hosts.toml` decides.
+    pub protection: Protection,
     /// Number of further rounds over all hosts without progress.
     pub retries: u32,
     /// Pause before the second round. It doubles each time, and is reduced by up to a half at random.
@@ -59,7 +60,7 @@ impl Default for Settings {
         Self {
             hosts: Vec::new(),
             keyring: Keyring { helper_timeout: Duration::from_secs(60), ..Keyring::default() },
-            plain_http: false,
+            protection: Protection::default(),
             retries: 5,
             backoff: Duration::from_millis(500),
             stall: Duration::from_secs(30),

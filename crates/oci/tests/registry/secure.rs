@@ -1,7 +1,7 @@
 use std::io::Write as _;
 use std::sync::Arc;
 
-use quire_oci::registry::{Proxies, Secret};
+use quire_oci::registry::{Credential, Protection, Proxies, Secret};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -214,13 +214,39 @@ pub(super) fn secret(address: impl std::fmt::Display) -> Option<Secret> {
     Some(Secret::new(address.to_string()))
 }
 
+/// The first request by HTTP, after HTTPS has failed, has no credentials. A mirror is never asked by HTTP instead.
+#[test]
+fn unverified_registries_may_use_http() {
+    let plain = Server::start(|_, request| match request.header("authorization") {
+        None => reply(401).header("WWW-Authenticate", "Basic realm=\"x\""),
+        Some(_) => reply(200).body("{}"),
+    });
+    let mirror = Server::start(|_, _| reply(200).body("{}"));
+    let hosts = Hosts::new(&plain.host(), &format!("[host.\"https://{}\"]", mirror.host()));
+    let mut with = Settings { protection: Protection::Unverified, retries: 0, ..hosts.settings() };
+    with.keyring.given =
+        Some(Credential::Password { user: "u".to_owned(), password: Secret::new("p".to_owned()) });
+    assert_eq!(fetch(&plain.host(), &with), "good");
+    let seen = plain.seen();
+    assert_eq!(seen[0].line(), "GET /v2/");
+    assert_eq!(seen[0].header("authorization"), None);
+    assert_eq!(mirror.seen().len(), 0);
+    for protection in [Protection::Usual, Protection::Verified] {
+        let with = Settings { protection, ..with.clone() };
+        let https = Hosts::new(&plain.host(), &format!("server = \"https://{}\"", plain.host()));
+        let text = fetch(&plain.host(), &Settings { hosts: https.settings().hosts, ..with });
+        assert_ne!(text, "good", "{protection:?}");
+    }
+    assert_eq!(plain.seen().len(), seen.len());
+}
+
 #[test]
 fn proxies_for_http() {
     // Requests to a proxy for HTTP contain the whole address.
     let server = Server::start(|_, _| reply(200).body("{}"));
     let proxies =
         Proxies { http: secret(format!("http://u:p@{}", server.host())), ..Proxies::default() };
-    let with = Settings { proxies, plain_http: true, retries: 0, ..settings() };
+    let with = Settings { proxies, protection: Protection::None, retries: 0, ..settings() };
     assert_eq!(fetch("registry.test", &with), "good");
     assert_eq!(server.lines(), ["GET http://registry.test/v2/app/manifests/a"]);
     // `printf u:p | base64`

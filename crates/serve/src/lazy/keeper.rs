@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use image::digest::Digest;
 use kernel::fuse::{FuseConnection, FuseError, RequestBuffer, TakenRequest};
-use kernel::process::{Setup, spawn};
+use kernel::process::{ProcessError, Setup, spawn};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -53,17 +53,30 @@ impl Program {
     /// Starts the program in a new session, with a socket as its standard input.
     ///
     /// Returns the thread that waits for the end of the process.
-    fn start(
-        &self,
-        socket: Option<OwnedFd>,
-    ) -> Result<JoinHandle<()>, kernel::process::ProcessError> {
+    fn start(&self, socket: Option<OwnedFd>) -> Result<JoinHandle<()>, ProcessError> {
         let mut command = Command::new(&self.path);
         command.args(&self.arguments).current_dir("/");
         // Only the service that the service manager started may notify it.
         command.env_remove("NOTIFY_SOCKET");
         command.stdin(socket.map_or_else(Stdio::null, Stdio::from)).stdout(Stdio::null());
-        let started = spawn(command, &Setup { own_session: true, ..Setup::default() })?;
-        Ok(std::thread::spawn(move || drop(started.process.wait())))
+        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+        // The thread also starts the process, so that no process starts without a thread that waits for it.
+        let work = move || {
+            let setup = Setup { own_session: true, ..Setup::default() };
+            match spawn(command, &setup) {
+                Ok(started) => {
+                    drop(sender.send(Ok(())));
+                    drop(started.process.wait());
+                }
+                Err(error) => drop(sender.send(Err(error))),
+            }
+        };
+        let failed =
+            |source| ProcessError::Spawn { program: self.path.display().to_string(), source };
+        let thread = std::thread::Builder::new().name("waiter".to_owned()).spawn(work);
+        let thread = thread.map_err(failed)?;
+        let ended = |_| Err(failed(io::Error::other("the thread has ended")));
+        receiver.recv().unwrap_or_else(ended).map(|()| thread)
     }
 }
 

@@ -209,6 +209,9 @@ impl Names {
         let private = PrivateDigests::find(resources, &refs, read)?;
         let mut images: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for (name, reference) in refs {
+            if name.is_unnamed() {
+                continue;
+            }
             let Some((repository, tag)) = repository_of(name.as_str()) else { continue };
             let origin = ImageOrigin::Repository(repository.clone());
             if !resources.repositories.iter().any(|it| it.matches(&origin)) {

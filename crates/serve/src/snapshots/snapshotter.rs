@@ -96,7 +96,7 @@ impl Snapshotter {
             state.entries.insert(number, SnapshotEntry { record, root, work: Work::None });
         }
         let roots = Roots::adopt(&instance, &mut state)?;
-        let quota = Quota::new(environment.search.clone());
+        let quota = Quota::new(environment.search.clone())?;
         let maker = Resources {
             threads: environment.threads,
             scratch: environment.scratch.clone(),

@@ -143,7 +143,7 @@ impl Store {
             Ok(listed.iter().map(|it| directory.tree_bytes(&it.name)).sum())
         };
         let images = found.images.iter().map(|image| {
-            let named = refs.iter().filter(|it| it.1.image == *image);
+            let named = refs.iter().filter(|it| it.1.image == *image && !it.0.is_unnamed());
             (*image, named.map(|it| it.0.clone()).collect())
         });
         // Objects are grouped by the images that use them, because many objects have the same users: images with a

@@ -376,7 +376,7 @@ impl Memory<'_> {
             image: it.id,
             refs: refs
                 .iter()
-                .filter(|named| named.1.image == it.id)
+                .filter(|named| named.1.image == it.id && !named.0.is_unnamed())
                 .map(|it| it.0.clone())
                 .collect(),
             bytes: it.pages * page,

@@ -12,7 +12,7 @@ use crate::found::RunningImports;
 use crate::shelf::blob_file::BlobFile;
 use crate::shelf::item::StoreItem;
 use crate::shelf::lazy_device_file::LazyDeviceFile;
-use crate::shelf::refs::{RefError, RefName};
+use crate::shelf::refs::RefError;
 use crate::shelf::snapshots::MendedSnapshot;
 use crate::store::Store;
 
@@ -164,10 +164,12 @@ impl Store {
 
     /// Removes a ref that cannot be read. Returns whether there was one.
     fn remove_bad_ref(&self, name: &str) -> Result<bool, DiskError> {
-        let Ok(name) = name.parse::<RefName>() else { return Ok(false) };
+        // The ref of an image without a name cannot be parsed.
+        let names = self.refs.names()?;
+        let Some(name) = names.iter().find(|it| it.as_str() == name) else { return Ok(false) };
         // An import may set the ref again at the same time.
         let _alone = self.lock_records()?;
-        match self.refs.get(&name) {
+        match self.refs.get(name) {
             Ok(_) | Err(RefError::Disk(_)) => Ok(false),
             Err(_) => remove(&self.refs.directory, &name.file_name()),
         }

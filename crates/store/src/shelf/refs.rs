@@ -39,6 +39,8 @@ impl fmt::Display for Form {
 
 /// A valid image name: `[host[:port]/]path[:tag]`, in the grammar of OCI references. A name without a tag gets
 /// `latest`, so `debian` and `debian:latest` are the same ref.
+///
+/// An image that has no name, but is kept, has a ref such as `<none>@sha256:…`, which no user can give as a name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RefName(String);
 
@@ -150,7 +152,25 @@ fn is_component(text: &str) -> bool {
     })
 }
 
+/// Begin of the refs of images without a name.
+const UNNAMED: &str = "<none>@";
+
 impl RefName {
+    /// Returns the ref of an image without a name, by its manifest, or else by its id. With it, `gc` keeps the image.
+    #[must_use]
+    pub fn unnamed(image: &ImageId, manifest: Option<&Digest>) -> Self {
+        Self(match manifest {
+            Some(manifest) => format!("{UNNAMED}{manifest}"),
+            None => format!("{UNNAMED}{image}"),
+        })
+    }
+
+    /// Whether this is the ref of an image without a name.
+    #[must_use]
+    pub fn is_unnamed(&self) -> bool {
+        self.0.starts_with(UNNAMED)
+    }
+
     /// Returns the whole name with its tag.
     #[must_use]
     pub fn as_str(&self) -> &str {
@@ -159,10 +179,24 @@ impl RefName {
 
     /// Returns the name of the ref's file in `refs/`. This is unique, because names have no percent sign.
     pub(crate) fn file_name(&self) -> String {
-        self.0.replace('/', "%2F")
+        match self.0.strip_prefix(UNNAMED) {
+            Some(id) => format!("@{}", id.replace(':', "-")),
+            None => self.0.replace('/', "%2F"),
+        }
     }
 
     pub(crate) fn from_file_name(name: &str) -> Option<Self> {
+        if let Some(id) = name.strip_prefix('@') {
+            let is_known = match id.split_once('-') {
+                Some((algorithm, hex)) => format!("{algorithm}:{hex}").parse::<Digest>().is_ok(),
+                None => id.parse::<ImageId>().is_ok(),
+            };
+            if !is_known {
+                return None;
+            }
+            let parsed = Self(format!("{UNNAMED}{}", id.replace('-', ":")));
+            return (parsed.file_name() == name).then_some(parsed);
+        }
         let text = name.replace("%2F", "/");
         let parsed: Self = text.parse().ok()?;
         (parsed.file_name() == name).then_some(parsed)
@@ -393,6 +427,24 @@ mod tests {
     fn file_names_of_others_are_no_refs() {
         for name in ["debian", "a%2fb:latest", ".hidden", "%2F:latest", "lost+found"] {
             assert_eq!(RefName::from_file_name(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn images_without_a_name_have_refs_that_no_user_can_give() {
+        let (id, digest) = ("ab".repeat(32), Digest::sha256(b"x"));
+        let image = id.parse().unwrap();
+        for (name, file) in [
+            (RefName::unnamed(&image, None), format!("@{id}")),
+            (RefName::unnamed(&image, Some(&digest)), format!("@{digest}").replace(':', "-")),
+        ] {
+            assert!(name.is_unnamed() && !"none".parse::<RefName>().unwrap().is_unnamed());
+            assert_eq!(name.file_name(), file);
+            assert_eq!(RefName::from_file_name(&file), Some(name.clone()));
+            assert!(name.as_str().parse::<RefName>().is_err());
+        }
+        for file in ["@", "@abc", "@<none>", "@sha256-00", &format!("@{}", id.to_uppercase())] {
+            assert_eq!(RefName::from_file_name(file), None, "{file}");
         }
     }
 

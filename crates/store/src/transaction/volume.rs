@@ -3,6 +3,7 @@
 //! `docs/format/object-store.md`, "Volumes", has the argument for crashes.
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 
@@ -112,6 +113,22 @@ impl Store {
             Err(error) => return Err(error.into()),
         }
         Ok(self.volumes.change(&lock.directory, name, &VolumeRecord { fresh: false, ..record })?)
+    }
+
+    /// Opens the directory of a volume to which a caller adds files. From then on, no container copies the files of its
+    /// image into the volume.
+    ///
+    /// # Errors
+    /// [`VolumeError`] if there is no such volume, its record is damaged, or an error of the disk.
+    pub fn open_volume_to_write(&self, name: &str) -> Result<OwnedFd, VolumeError> {
+        let absent = || VolumeError::Absent(name.to_owned());
+        let lock = self.volumes.lock()?.ok_or_else(absent)?;
+        let record = self.volumes.get(name)?.ok_or_else(absent)?;
+        if record.fresh {
+            let record = VolumeRecord { fresh: false, ..record };
+            self.volumes.change(&lock.directory, name, &record)?;
+        }
+        Ok(lock.data(name)?.0)
     }
 
     /// Returns a container for each volume that is used.

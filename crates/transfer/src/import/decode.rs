@@ -387,20 +387,37 @@ impl<'a, R: Read> Decoder<'a, R> {
     pub(super) fn fill(&mut self, into: &mut [u8]) -> Result<usize, DecodeError> {
         let mut filled = 0;
         while filled < into.len() {
-            let free = &mut into[filled..];
+            match self.read_once(&mut into[filled..])? {
+                0 => break,
+                read => filled += read,
+            }
+        }
+        self.counted_bytes(filled)
+    }
+
+    /// Reads the next bytes, of which there may be fewer than fit. Returns 0 at the end.
+    pub(super) fn read_part(&mut self, into: &mut [u8]) -> Result<usize, DecodeError> {
+        let read = self.read_once(into)?;
+        self.counted_bytes(read)
+    }
+
+    fn read_once(&mut self, into: &mut [u8]) -> Result<usize, DecodeError> {
+        loop {
             let read = match &mut self.inner {
-                Inner::Plain(raw) => raw.read(free),
-                Inner::Gzip(decoder, _) => decoder.read(free),
-                Inner::Indexed(indexer) => indexer.read(free),
-                Inner::Zstd(decoder) => decoder.read(free),
+                Inner::Plain(raw) => raw.read(into),
+                Inner::Gzip(decoder, _) => decoder.read(into),
+                Inner::Indexed(indexer) => indexer.read(into),
+                Inner::Zstd(decoder) => decoder.read(into),
             };
             match read {
-                Ok(0) => break,
-                Ok(read) => filled += read,
+                Ok(read) => return Ok(read),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(self.failed(error)),
             }
         }
+    }
+
+    fn counted_bytes(&mut self, filled: usize) -> Result<usize, DecodeError> {
         match self.count(filled as u64) {
             Err(beyond @ DecodeError::Limit(_)) => Err(self.beyond(beyond)),
             counted => counted.map(|()| filled),

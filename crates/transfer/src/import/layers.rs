@@ -562,10 +562,7 @@ pub fn open_archive(
     environment: &ImportContext<'_>,
 ) -> Result<File, ImportError> {
     let opened = |source| ImportError::open(input, source);
-    let unpacked = |source| match source {
-        DecodeError::Stopped => ImportError::Cancelled,
-        source => ImportError::failed("unpack", format!("the archive {input}"), source),
-    };
+    let unpacked = |source| undecoded(input, source);
     let stop = Stop::new(environment.cancel);
     let stream = Stream::open(input, environment.cancel).map_err(opened)?;
     let file = match (input, stream.size()) {
@@ -598,4 +595,38 @@ pub fn open_archive(
     let mut file = spool.into_file();
     file.rewind().map_err(failed)?;
     Ok(file)
+}
+
+fn undecoded(input: &Input, source: DecodeError) -> ImportError {
+    match source {
+        DecodeError::Stopped => ImportError::Cancelled,
+        source => ImportError::failed("unpack", format!("the archive {input}"), source),
+    }
+}
+
+/// Lets `read` read an archive once, from its first byte on, unpacked if it is compressed.
+///
+/// # Errors
+/// [`ImportError`] if the archive cannot be opened. Later errors are those of `read`.
+pub fn read_archive<T>(
+    input: &Input,
+    limits: &Limits,
+    cancel: &AtomicBool,
+    read: impl FnOnce(&mut dyn Read) -> T,
+) -> Result<T, ImportError> {
+    let stop = Stop::new(cancel);
+    let stream = Stream::open(input, cancel).map_err(|source| ImportError::open(input, source))?;
+    let decoder =
+        Decoder::new(stream, Expected::default(), BlobReading::Plain, limits, &stop, &|_| {});
+    let decoder = decoder.map_err(|source| undecoded(input, source))?;
+    Ok(read(&mut UnpackedArchive(decoder)))
+}
+
+/// The bytes of an archive, unpacked.
+struct UnpackedArchive<'a, R>(Decoder<'a, R>);
+
+impl<R: Read> Read for UnpackedArchive<'_, R> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        self.0.read_part(into).map_err(std::io::Error::other)
+    }
 }

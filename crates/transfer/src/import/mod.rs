@@ -50,7 +50,7 @@ pub use from_store::complete::{CompleteError, Completed, complete, prove};
 pub use from_store::convert::{Stored, convert};
 pub use from_store::stacked::{Below, add_unknown, preview, stack};
 pub use layer_session::{IncomingLayer, LayerImport, MadeImage, RunningImport};
-pub use layers::{Document, open_archive};
+pub use layers::{Document, open_archive, read_archive};
 pub use limits::{ImportLimitError, Limits};
 pub use options::{Durable, ImportOptions, Unsupported};
 pub use platform::{OtherPlatform, PlatformMismatch};
@@ -357,10 +357,12 @@ impl<'a> ImportRun<'a> {
         }
         // The image was made from layers whose diff ids were compared, or from data of the store.
         transaction.proven(image, made.manifest);
-        if let Some(name) = &name {
+        let unnamed =
+            || options.kept_unnamed.then(|| RefName::unnamed(&image, made.manifest.as_ref()));
+        if let Some(name) = name.clone().or_else(unnamed) {
             let reference =
                 Reference { image, manifest: made.manifest, form, created: environment.now };
-            transaction.set_ref(name.clone(), reference);
+            transaction.set_ref(name, reference);
         }
         made.times.image = start.elapsed();
         let start = Instant::now();

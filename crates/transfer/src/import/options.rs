@@ -31,10 +31,12 @@ pub enum Durable {
 
 #[derive(Debug, Clone, Copy)]
 pub struct ImportOptions<'a> {
-    /// Name for the image. An image without a name is garbage at once.
+    /// Name for the image. An image without a name is garbage at once, unless `kept_unnamed` is set.
     pub name: Option<&'a RefName>,
     /// Whether the image gets no name if `name` is `None`. Otherwise it gets the source's name.
     pub unnamed: bool,
+    /// Whether an image without a name gets the ref [`RefName::unnamed`], so that `gc` keeps it.
+    pub kept_unnamed: bool,
     /// Platform to choose among several images; by default Linux on this machine's processor.
     pub platform: &'a Platform,
     /// Whether to accept an image whose config names another platform.
@@ -71,6 +73,7 @@ impl Default for ImportOptions<'_> {
         Self {
             name: None,
             unnamed: false,
+            kept_unnamed: false,
             platform: Platform::of_this_machine(),
             other_platform: OtherPlatform::default(),
             limits: Limits::default(),

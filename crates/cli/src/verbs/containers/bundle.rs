@@ -361,6 +361,7 @@ mod tests {
         "authfile",
         "certs_dir",
         "plain_http",
+        "tls_verify",
         "help",
         "domain",
         "mount_service",

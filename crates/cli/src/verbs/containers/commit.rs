@@ -1,11 +1,13 @@
 //! `commit`: an image made of a container and its changes.
 
+use std::path::PathBuf;
+
 use anyhow::{Context as _, bail};
-use clap::Args;
+use clap::{Args, ValueHint};
 use container::life::lookup::KnownContainer;
-use store::{Digest, OpenOptions, RefName, Resolved};
+use store::{Digest, OpenOptions, RefName, Resolved, Store};
 use transfer::commit::{Commit as ImageCommit, check};
-use transfer::import::{BUDGET, ImportOptions};
+use transfer::import::{BUDGET, ImportOptions, Report};
 
 use crate::Answer;
 use crate::args::ChangeOptions;
@@ -22,14 +24,17 @@ use crate::verbs::images::import::tell;
 pub(crate) struct Commit {
     /// A container
     pub(crate) container: String,
-    /// The new image's name
-    pub(crate) name: String,
+    /// The new image's name; without it, the image has only its id or digest, which Quire prints
+    pub(crate) name: Option<String>,
     /// Message for the image's history
     #[arg(short, long, value_name = "TEXT")]
     pub(crate) message: Option<String>,
     /// Author of the image
     #[arg(short, long, value_name = "NAME")]
     pub(crate) author: Option<String>,
+    /// Write the new image's id to this file
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) iidfile: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) changes: ChangeOptions,
     /// Do not freeze a running container; a file that changes during the commit is an error
@@ -43,9 +48,12 @@ impl VerbArgs for Commit {
     const DETAILS: &'static str = "The new image is the container's image with one more layer, \
         and runs the same way unless --change states otherwise. Quire copies the changes of a \
         running container while it runs, and freezes it for a moment, in which it copies later changes. An ended container can be committed until `rm` removes it, except that data \
-        written with --writable memory is lost when the container ends.";
-    const EXAMPLES: &'static str =
-        "quire commit -m 'configured' --change 'CMD [\"app\"]' web app:2";
+        written with --writable memory is lost when the container ends.\n\n\
+        Quire prints the new image's id with -q or without NAME, or the digest of its manifest if an image with the \
+        same files has the id already. Without NAME, `quire images` lists the image as <none>. `quire tag` names it, and `quire image prune` removes it \
+        if no container uses it.";
+    const EXAMPLES: &'static str = "quire commit -m 'configured' --change 'CMD [\"app\"]' web app:2\n  \
+        quire commit -q web";
     const HAS_SHORT_QUIET: bool = true;
     const EXIT_CODES: ExitCodes = ExitCodes::Objects;
 
@@ -67,8 +75,18 @@ fn manifest_of(container: &KnownContainer) -> anyhow::Result<Digest> {
     })
 }
 
+/// Returns the id of a new image, or the digest of its manifest if the id also stands for another image: one with the
+/// same files and another configuration.
+fn short_reference(store: &Store, done: &Report) -> anyhow::Result<String> {
+    let found = store.resolve(&done.image.to_string())?;
+    Ok(match done.manifest.filter(|it| found.manifest != Some(*it)) {
+        Some(manifest) => manifest.to_string(),
+        None => done.image.to_string(),
+    })
+}
+
 pub(crate) fn commit(context: &Context, args: &Commit) -> anyhow::Result<Answer> {
-    let name: RefName = args.name.parse()?;
+    let name: Option<RefName> = args.name.as_deref().map(str::parse).transpose()?;
     args.changes.check()?;
     let store = context.open(OpenOptions::write())?;
     let mut looked = look(context, &store, &args.container, args.no_pause)?;
@@ -101,13 +119,23 @@ pub(crate) fn commit(context: &Context, args: &Commit) -> anyhow::Result<Answer>
     };
     // The image below has this form already.
     let form = looked.image.form;
-    let options = ImportOptions { name: Some(&name), form, ..ImportOptions::default() };
+    let options =
+        ImportOptions { name: name.as_ref(), kept_unnamed: true, form, ..ImportOptions::default() };
     let (report, done) = environment.during(|environment| {
         looked.through(&store, paused, environment.cancel, |tar| -> anyhow::Result<_> {
             Ok(transfer::commit::commit(&store, &made, tar, environment, &options)?)
         })
     })??;
     tell_skipped(context, &report);
+    let id = short_reference(&store, &done)?;
+    if let Some(path) = &args.iidfile {
+        std::fs::write(path, &id).with_context(|| format!("--iidfile {}", path.display()))?;
+    }
+    if (name.is_none() || context.is_quiet()) && !context.json {
+        // As podman does.
+        report::line(&id)?;
+        return Ok(Answer::Yes);
+    }
     tell(context, &done)?;
     Ok(Answer::Yes)
 }

@@ -9,6 +9,7 @@ pub(crate) mod create;
 pub(crate) mod exec;
 pub(crate) mod logs;
 pub(crate) mod machine;
+pub(crate) mod named_items;
 pub(crate) mod networks;
 pub(crate) mod ps;
 pub(crate) mod restart;
@@ -20,5 +21,5 @@ pub(crate) mod start;
 pub(crate) mod stop;
 #[cfg(feature = "serve")]
 pub(crate) mod trace;
-pub(crate) mod volume;
+pub(crate) mod volumes;
 pub(crate) mod wait;

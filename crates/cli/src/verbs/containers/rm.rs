@@ -15,9 +15,9 @@ use crate::verbs::VerbArgs;
 use crate::verbs::containers::networks::join;
 use crate::verbs::containers::ps::filtered;
 use crate::verbs::containers::snapshots::{clear_unneeded, origins};
-use crate::verbs::containers::volume;
+use crate::verbs::containers::volumes::unneeded;
 use crate::verbs::exit_codes::ExitCodes;
-use crate::verbs::images::rmi::image_name;
+use crate::verbs::images::names::rmi::image_name;
 
 #[expect(clippy::struct_excessive_bools, reason = "each is an option")]
 #[derive(Debug, Args)]
@@ -135,7 +135,7 @@ pub(crate) fn rm(context: &Context, args: &Rm) -> anyhow::Result<Answer> {
         clear_unneeded(&store);
     }
     if had_volumes {
-        volume::clear_unneeded(&store);
+        unneeded::clear_unneeded(&store);
     }
     failed.map_or(Ok(Answer::Yes), Err)
 }

@@ -47,7 +47,7 @@ use crate::session::ways::Ways;
 use crate::verbs::containers::container_options::{GivenFiles, image_config};
 use crate::verbs::containers::networks::{connect, join};
 use crate::verbs::containers::snapshots::clear_after_end;
-use crate::verbs::containers::volume;
+use crate::verbs::containers::volumes::unneeded;
 use crate::verbs::exit_codes::ExitCodes;
 #[cfg(feature = "serve")]
 use crate::verbs::services::lazy::devices::LazyRun;
@@ -126,7 +126,7 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
                 clear_after_end(context);
             }
             if let Some(store) = &store {
-                volume::clear_unneeded_in(context, store);
+                unneeded::clear_unneeded_in(context, store);
             }
         })?;
         let how = MonitorReport::new(&id, report).wait(&monitor, &signals)?;
@@ -144,7 +144,7 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
         clear_after_end(context);
     }
     if leaves_volumes {
-        volume::clear_unneeded_in(context, &context.store_directory()?);
+        unneeded::clear_unneeded_in(context, &context.store_directory()?);
     }
     #[cfg(feature = "serve")]
     if let Some(lazy) = lazy {

@@ -50,21 +50,25 @@ pub(crate) struct Start {
     #[arg(required_unless_present_any = ["all", "filter", "at_boot", "print_unit"])]
     pub(crate) containers: Vec<String>,
     /// Start all containers that do not run
-    #[arg(long, conflicts_with_all = ["containers", "attach"])]
+    #[arg(long, conflicts_with_all = ["containers", "attach", "interactive"])]
     pub(crate) all: bool,
-    /// Start the containers that fit, such as restart-policy=always. The keys are those of `quire ps`
-    #[arg(short, long, value_name = "KEY=VALUE", conflicts_with_all = ["containers", "attach"])]
+    /// Start the containers that fit, such as restart-policy=always, of all or of the named ones. The keys are those of
+    /// `quire ps`
+    #[arg(short, long, value_name = "KEY=VALUE", conflicts_with_all = ["attach", "interactive"])]
     pub(crate) filter: Vec<String>,
     /// Start the containers that start at boot: those with `run --restart always`, and those with `unless-stopped`
     /// that no user has stopped
-    #[arg(long, conflicts_with_all = ["containers", "attach", "all", "filter"])]
+    #[arg(long, conflicts_with_all = ["containers", "attach", "interactive", "all", "filter"])]
     pub(crate) at_boot: bool,
     /// Print a unit for systemd that runs `quire start --at-boot`: as root one of the system, otherwise one of the user
-    #[arg(long, conflicts_with_all = ["containers", "attach", "all", "filter", "at_boot"])]
+    #[arg(long, conflicts_with_all = ["containers", "attach", "interactive", "all", "filter", "at_boot"])]
     pub(crate) print_unit: bool,
     /// Print the container's output until it ends, pass signals on to it, and exit with its exit code
     #[arg(short, long)]
     pub(crate) attach: bool,
+    /// The same as --attach: a container in the background has no standard input
+    #[arg(short, long)]
+    pub(crate) interactive: bool,
 }
 
 impl VerbArgs for Start {
@@ -84,6 +88,11 @@ impl VerbArgs for Start {
 }
 
 impl Start {
+    /// Whether this command has the container's output.
+    const fn attaches(&self) -> bool {
+        self.attach || self.interactive
+    }
+
     /// Whether the containers are not named.
     pub(crate) fn is_of_all(&self) -> bool {
         self.all || self.at_boot || !self.filter.is_empty()
@@ -95,24 +104,32 @@ fn start(context: &Context, args: &Start) -> anyhow::Result<Answer> {
         return boot_unit::print(context);
     }
     if args.at_boot {
-        return start_all(context, &[AT_BOOT.to_owned()]);
+        return start_all(context, &[AT_BOOT.to_owned()], &[]);
     }
     if args.is_of_all() {
-        return start_all(context, &args.filter);
+        return start_all(context, &args.filter, &args.containers);
     }
-    if args.attach && args.containers.len() > 1 {
+    if args.attaches() && args.containers.len() > 1 {
         bail!("--attach: only one container at a time can have this command's output");
     }
     let store = context.open(OpenOptions::write())?;
     // All names are checked before any container is started.
     for name in &args.containers {
-        find_container(&store, name)?;
+        let found = find_container(&store, name)?;
+        let has_input =
+            || StoredRequest::load(&found.folder, &found.id).is_ok_and(|it| it.request.stdin);
+        if args.interactive && has_input() {
+            bail!(
+                "container {name} was made with --interactive, so its standard input is open, but nothing can write to \
+                it: leave -i out; `quire exec -it {name} sh` gives a command this input"
+            );
+        }
     }
     let starter = Starter::new(context, &store)?;
     for name in &args.containers {
         let begun = match starter.begin(name, Watcher::of(args))? {
             Begun::Over(answer) => return Ok(answer),
-            Begun::Ran if args.attach => bail!(
+            Begun::Ran if args.attaches() => bail!(
                 "container {name} is already running: `quire logs --follow {name}` prints its \
                 output"
             ),
@@ -123,22 +140,24 @@ fn start(context: &Context, args: &Start) -> anyhow::Result<Answer> {
             Begun::Runs(begun) => Some(begun),
         };
         match begun {
-            Some(begun) if args.attach => return starter.attend(&begun),
+            Some(begun) if args.attaches() => return starter.attend(&begun),
             _ => report::line(name)?,
         }
     }
     Ok(Answer::Yes)
 }
 
-/// Starts all containers that fit the filters and do not run. One that does not start does not keep others from it.
-fn start_all(context: &Context, filters: &[String]) -> anyhow::Result<Answer> {
+/// Starts all containers that fit the filters and do not run, or those of them with these names. One that does not start does not keep others from it.
+fn start_all(context: &Context, filters: &[String], names: &[String]) -> anyhow::Result<Answer> {
     let Some(store) = context.open_for(OpenOptions::write(), true)? else {
         return Ok(Answer::Yes);
     };
     // This also ends containers whose monitor was killed.
     let starter = Starter::new(context, &store)?;
     let mut found = filtered(&store, filters)?;
-    found.retain(|it| !it.is_running());
+    let named = names.iter().map(|name| find_container(&store, name).map(|it| it.id));
+    let named = named.collect::<Result<Vec<_>, _>>()?;
+    found.retain(|it| !it.is_running() && (names.is_empty() || named.contains(&it.id)));
     let mut failed = 0_usize;
     for id in found.iter().map(|it| &it.id) {
         match starter.begin(id, Watcher::Monitor) {

@@ -3,31 +3,47 @@
 use std::ffi::OsString;
 use std::io::{self, Write};
 
-use anyhow::bail;
-use clap::Args;
+use anyhow::{Context as _, bail};
+use clap::{Args, ValueEnum};
 use image::diff::{Attribute, Bytes, Change, Difference};
 use image::tree::{Timestamp, Tree, components};
 use serde::Serialize;
+use store::OpenOptions;
 
 use crate::Answer;
 use crate::output::report::{self, FileName};
 use crate::session::context::Context;
 use crate::session::target::{Target, split};
 use crate::verbs::VerbArgs;
+use crate::verbs::containers::ps::filtered;
 use crate::verbs::images::file_listing;
 
 #[derive(Debug, Args)]
 pub(crate) struct Diff {
     // This is not a doc comment, because rustdoc would parse the brackets as links.
     #[arg(
-        help = "NAME[:/PATH], erofs:FILE[:/PATH], disk:FILE[:/PATH], or the path of an image file; CONTAINER[:/PATH] without another side"
+        help = "NAME[:/PATH], erofs:FILE[:/PATH], disk:FILE[:/PATH], or the path of an image file; CONTAINER[:/PATH] without another side",
+        required_unless_present = "latest"
     )]
-    pub(crate) old: OsString,
+    pub(crate) old: Option<OsString>,
     /// The other side, in the same form; without it, a container is compared with its image
     pub(crate) new: Option<OsString>,
     /// Do not freeze a running container; a file that changes during the comparison is an error
     #[arg(long, conflicts_with = "new")]
     pub(crate) no_pause: bool,
+    /// Compare the container that was made last
+    #[arg(short, long, conflicts_with_all = ["old", "new"])]
+    pub(crate) latest: bool,
+    /// Print lists of paths in podman's JSON, and exit with 0 even if there are differences
+    #[arg(long, value_enum, conflicts_with = "json")]
+    pub(crate) format: Option<DiffFormat>,
+}
+
+/// Value of `--format`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DiffFormat {
+    /// The object of podman: `changed`, `added` and `deleted`
+    Json,
 }
 
 impl VerbArgs for Diff {
@@ -41,13 +57,17 @@ impl VerbArgs for Diff {
 }
 
 pub(crate) fn diff(context: &Context, args: &Diff) -> anyhow::Result<Answer> {
+    let old = match &args.old {
+        Some(old) => old.clone(),
+        None => latest(context)?.into(),
+    };
     let Some(new) = &args.new else {
-        let (name, path) = split(&args.old);
+        let (name, path) = split(&old);
         let (old, new) = crate::verbs::containers::changes::preview(context, name, args.no_pause)?;
         let path: Vec<&[u8]> = components(path).collect();
-        return compare(context, &old, &new, &path);
+        return compare(context, args, [&old, &new], &path);
     };
-    let old = Target::open(context, &args.old)?;
+    let old = Target::open(context, &old)?;
     let new = Target::open(context, new)?;
     let path: Vec<&[u8]> = components(&old.path).collect();
     if !components(&new.path).eq(path.iter().copied()) {
@@ -57,11 +77,23 @@ pub(crate) fn diff(context: &Context, args: &Diff) -> anyhow::Result<Answer> {
             new.text
         );
     }
-    compare(context, &old.tree, &new.tree, &path)
+    compare(context, args, [&old.tree, &new.tree], &path)
 }
 
-/// Shows the differences of two trees at and below a path.
-fn compare(context: &Context, old: &Tree, new: &Tree, path: &[&[u8]]) -> anyhow::Result<Answer> {
+/// Returns the id of the container that was made last.
+fn latest(context: &Context) -> anyhow::Result<String> {
+    let store = context.open_for(OpenOptions::read(), true)?;
+    let last = store.map(|it| filtered(&it, &[])).transpose()?.and_then(|mut all| all.pop());
+    last.map(|it| it.id).context("--latest: there is no container")
+}
+
+/// Shows the differences of two trees, the old one and the new one, at and below a path.
+fn compare(
+    context: &Context,
+    args: &Diff,
+    [old, new]: [&Tree; 2],
+    path: &[&[u8]],
+) -> anyhow::Result<Answer> {
     let whole = path.join(&b'/');
     if old.resolve(&whole).is_none() && new.resolve(&whole).is_none() {
         bail!(
@@ -75,12 +107,63 @@ fn compare(context: &Context, old: &Tree, new: &Tree, path: &[&[u8]]) -> anyhow:
             found.push(it);
         }
     });
+    if args.format.is_some() {
+        report::json(&PathLists::of(&found, new))?;
+        return Ok(Answer::Yes);
+    }
     let answer = if found.is_empty() { Answer::Yes } else { Answer::No };
     let found: Vec<_> = found.iter().map(DifferenceReport::from_difference).collect();
     let printed = report::print(context.json, &found, |found, out| {
         found.iter().try_for_each(|it| it.write(out))
     });
     report::answer(answer, printed)
+}
+
+/// The object of `--format json`. Source: podman-diff(1).
+#[derive(Debug, Default, Serialize)]
+struct PathLists {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    changed: Vec<FileName>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    added: Vec<FileName>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    deleted: Vec<FileName>,
+}
+
+impl PathLists {
+    /// As in podman, the files of an added directory are listed, and not those of a removed one.
+    fn of(found: &[Difference<'_>], new: &Tree) -> Self {
+        let mut lists = Self::default();
+        // As in podman, the root is in no list.
+        for it in found.iter().filter(|it| !it.path.is_empty()) {
+            let list = match it.change {
+                Change::Changed(_) => &mut lists.changed,
+                Change::Added => {
+                    add_below(new, &it.path, &mut lists.added);
+                    &mut lists.added
+                }
+                Change::Removed => &mut lists.deleted,
+            };
+            list.push(FileName(it.path.clone()));
+        }
+        lists.added.sort_unstable_by(|one, other| one.0.cmp(&other.0));
+        lists
+    }
+}
+
+/// Adds the paths of all files below a directory.
+fn add_below(tree: &Tree, path: &[u8], list: &mut Vec<FileName>) {
+    let mut open: Vec<_> = tree.resolve(path).map(|it| (path.to_vec(), it)).into_iter().collect();
+    while let Some((path, inode)) = open.pop() {
+        if !inode.is_directory() {
+            continue;
+        }
+        for entry in inode.children() {
+            let below = [&path, &b"/"[..], entry.name].concat();
+            list.push(FileName(below.clone()));
+            open.push((below, entry.inode));
+        }
+    }
 }
 
 /// A difference as `diff --json` prints it.

@@ -26,7 +26,8 @@ use crate::verbs::VerbArgs;
 pub(crate) struct Images {
     /// List only names that are or end with this one, such as debian; * stands for any part
     pub(crate) image: Option<String>,
-    /// List all names, which is the default; `quire du` also lists images without names
+    /// List all names, which is the default. An image that `commit` or `untag` left without a name is <none>; `quire
+    /// du` lists all images
     #[arg(short, long)]
     pub(crate) all: bool,
     /// Show whole ids
@@ -77,7 +78,7 @@ pub(crate) type NamesOfAll = BTreeMap<RefName, (Reference, Rc<Store>)>;
 /// Returns all names, and those that cannot be read.
 pub(crate) fn all_names(context: &Context) -> anyhow::Result<(NamesOfAll, Vec<BadRef>)> {
     let own = context.open_for(OpenOptions::read(), true)?;
-    let (mut refs, mut bad) = (BTreeMap::new(), Vec::new());
+    let (mut refs, mut bad) = (NamesOfAll::new(), Vec::new());
     for store in own.into_iter().chain(context.open_shared()).map(Rc::new) {
         let (sound, damaged) = store.refs.readable()?;
         // A name in the user's own store, or in an earlier shared store, hides the same name in later stores.
@@ -86,6 +87,11 @@ pub(crate) fn all_names(context: &Context) -> anyhow::Result<(NamesOfAll, Vec<Ba
         }
         bad.extend(damaged);
     }
+    // An image that has a name now is listed by it.
+    let identity = |it: &Reference| (it.image, it.manifest);
+    let named: BTreeSet<_> =
+        refs.iter().filter(|it| !it.0.is_unnamed()).map(|it| identity(&it.1.0)).collect();
+    refs.retain(|name, it| !name.is_unnamed() || !named.contains(&identity(&it.0)));
     Ok((refs, bad))
 }
 
@@ -179,7 +185,7 @@ enum NameReport {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SoundNameReport {
-    /// Name of the image.
+    /// Name of the image; `<none>` if it has none.
     name: String,
     /// Image id.
     image: String,
@@ -212,7 +218,7 @@ pub(crate) struct DamagedNameReport {
 impl NameReport {
     fn sound(it: &ListedImage, sizes: &mut Sizes) -> Self {
         Self::Sound(SoundNameReport {
-            name: it.name.to_string(),
+            name: it.shown_name().to_owned(),
             image: it.reference.image.to_string(),
             manifest: it.reference.manifest.map(|it| it.to_string()),
             form: it.reference.form,

@@ -16,11 +16,10 @@ pub(crate) mod import;
 pub(crate) mod index;
 pub(crate) mod ls;
 pub(crate) mod merge;
+pub(crate) mod names;
 pub(crate) mod registry;
-pub(crate) mod rmi;
 pub(crate) mod show;
 #[cfg(feature = "signatures")]
 pub(crate) mod signing;
 pub(crate) mod sources;
-pub(crate) mod tag;
 pub(crate) mod tree;

@@ -186,6 +186,9 @@ fn program(
     if registry.plain_http {
         arguments.push("--plain-http".into());
     }
+    if registry.tls_verify == Some(true) {
+        arguments.push("--tls-verify".into());
+    }
     for (option, path) in [("--authfile", &registry.authfile), ("--certs-dir", &registry.certs_dir)]
     {
         if let Some(path) = path {
@@ -201,6 +204,7 @@ pub(crate) fn starter(
     context: &Context,
     registry: &args::RegistryOptions,
 ) -> anyhow::Result<Starter> {
+    registry.check_several()?;
     let more = ["--detached", "--idle"].map(OsString::from);
     let more = more.into_iter().chain([STARTED_IDLE.to_string().into()]).collect();
     let options = options_for_registries(registry)?;
@@ -219,6 +223,7 @@ fn options_for_registries(registry: &args::RegistryOptions) -> anyhow::Result<Ve
         }
     }
     options.extend(registry.plain_http.then(|| "--plain-http".to_owned()));
+    options.extend((registry.tls_verify == Some(true)).then(|| "--tls-verify".to_owned()));
     Ok(options)
 }
 

@@ -50,6 +50,7 @@ impl VerbArgs for Serve {
 }
 
 fn serve(context: &Context, args: &Serve) -> anyhow::Result<Answer> {
+    args.registry.check_several()?;
     if args.snapshotter {
         return snapshotter::serve(context, args);
     }

@@ -58,15 +58,17 @@ pub(crate) fn serve(
         speaker.args(std::env::args_os().skip(1)).arg("--inetd");
         speaker
     };
-    notify::serve_until_asked(|stop| {
-        std::thread::spawn(move || accept_clients(&listener, &speaker));
+    notify::serve_until_asked(|stop| -> anyhow::Result<()> {
+        let accept = move || accept_clients(&listener, &speaker);
+        std::thread::Builder::new().spawn(accept).context("cannot start a thread")?;
         if !context.is_quiet() {
             // A failed write is ignored, because the process that started the service may have closed the pipe.
             let _told = report::line(&format!("serving images as volumes at {}", socket.display()));
         }
         notify::tell(ServiceStep::Ready);
         stop();
-    })?;
+        Ok(())
+    })??;
     own.remove();
     Ok(Answer::Yes)
 }
@@ -84,7 +86,8 @@ impl Volumes for Images<'_> {
         }
         let (mut sizes, mut volumes) = (BTreeMap::new(), Vec::new());
         for (name, (reference, store)) in names {
-            let (name, alias) = (name.to_string(), reference.image.to_string());
+            let alias = reference.image.to_string();
+            let name = if name.is_unnamed() { alias.clone() } else { name.to_string() };
             if !wanted(&[&name, &alias]) {
                 continue;
             }

@@ -16,13 +16,13 @@ use NameKind::{Container, Image};
 
 /// Arguments that are names of images or containers: the verbs, the argument, and the kind of its names.
 const NAMES: &[(&[&str], &str, &[NameKind])] = &[
-    (&["run", "create", "bundle", "trace", "images"], "image", &[Image]),
+    (&["run", "create", "bundle", "trace", "images", "untag"], "image", &[Image]),
     (
         &["show", "history", "tag", "push", "sign", "convert", "index", "filter", "mount"],
         "name",
         &[Image],
     ),
-    (&["rmi", "verify", "du", "save"], "names", &[Image]),
+    (&["rmi", "verify", "du", "save", "untag"], "names", &[Image]),
     (&["inspect"], "names", &[Container, Image]),
     (&["merge"], "images", &[Image]),
     (&["ls", "tree", "dump"], "target", &[Image]),

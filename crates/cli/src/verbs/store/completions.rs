@@ -150,7 +150,8 @@ fn names(
                 Err(shared) => shared,
             };
             let Ok((names, _)) = store.refs.readable() else { continue };
-            found.extend(names.keys().map(|it| shown(it.as_str(), begun).to_owned()));
+            let names = names.keys().filter(|it| !it.is_unnamed());
+            found.extend(names.map(|it| shown(it.as_str(), begun).to_owned()));
         }
     }
     if kinds.contains(&NameKind::Container) {

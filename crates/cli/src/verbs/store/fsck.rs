@@ -44,6 +44,8 @@ impl VerbArgs for Fsck {
 }
 
 pub(crate) fn fsck(context: &Context, args: &Fsck) -> anyhow::Result<Answer> {
+    #[cfg(feature = "registry")]
+    args.registry.check_several()?;
     let open = if args.repair { OpenOptions::write() } else { OpenOptions::read() };
     let store = context.open(open)?;
     let report = if args.deep { store.fsck_deep(options())? } else { store.fsck(options())? };

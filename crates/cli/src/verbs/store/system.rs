@@ -1,7 +1,7 @@
 //! `system`: shows the disk space of images and containers, and removes those that are not used.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead as _, Write as _};
+use std::io::Write as _;
 
 use clap::{Args, ValueEnum};
 use container::life::lookup::{IfRunning, KnownContainer, KnownError, OwnVolumes, Removal, all};
@@ -16,6 +16,7 @@ use crate::output::report::{self, Bytes};
 use crate::output::{table, template};
 use crate::session::context::{Context, now};
 use crate::session::failure::UsageError;
+use crate::session::prompt;
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::networks::verb::clear_unused;
 use crate::verbs::containers::snapshots::clear_unneeded;
@@ -234,7 +235,7 @@ fn images_of(containers: &[KnownContainer]) -> BTreeSet<ImageId> {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Doomed {
     containers: Vec<String>,
-    /// Names that no container uses, and their images at that time.
+    /// Names that no container uses, and their images at that time. Without `--all`, only those of images without names.
     names: Vec<(RefName, Reference)>,
 }
 
@@ -251,11 +252,12 @@ impl Doomed {
         };
         let (doomed, rest): (Vec<_>, Vec<_>) = all.into_iter().partition(is_doomed);
         let mut names = Vec::new();
-        if args.all && args.only != Some(PrunedKind::Containers) {
+        if args.only != Some(PrunedKind::Containers) {
             let in_use = images_of(&rest);
             let (refs, _) = store.refs.readable()?;
             let is_unused = |it: &Reference| !in_use.contains(&it.image) && it.created.0 <= before;
-            names = refs.into_iter().filter(|it| is_unused(&it.1)).collect();
+            let is_doomed = |name: &RefName| args.all || name.is_unnamed();
+            names = refs.into_iter().filter(|it| is_doomed(&it.0) && is_unused(&it.1)).collect();
         }
         let mut containers: Vec<_> = doomed.into_iter().map(|it| it.id).collect();
         containers.sort_unstable();
@@ -340,7 +342,10 @@ fn remove(context: &Context, store: &Store, doomed: &Doomed) -> anyhow::Result<(
         if std::mem::take(&mut is_first) {
             report::line("Deleted Images")?;
         }
-        report::line(name.as_str())?;
+        match name.is_unnamed() {
+            true => report::line(&reference.image.to_string())?,
+            false => report::line(name.as_str())?,
+        }
     }
     Ok(())
 }
@@ -386,13 +391,7 @@ fn is_confirmed(args: &System) -> anyhow::Result<bool> {
         None if args.volumes => &[containers, networks, volumes, images],
         None => &[containers, networks, images],
     };
-    report::error_line(&format!("WARNING: this removes {}", what.join(" and ")));
-    let mut error = std::io::stderr();
-    // The answer can also be given without the question.
-    let _asked = write!(error, "Continue? [y/N] ").and_then(|()| error.flush());
-    let mut line = String::new();
-    std::io::stdin().lock().read_line(&mut line)?;
-    Ok(matches!(line.trim(), "y" | "Y" | "yes"))
+    prompt::is_confirmed(&format!("this removes {}", what.join(" and ")), &[])
 }
 
 #[cfg(test)]

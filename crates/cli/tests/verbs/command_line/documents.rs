@@ -133,7 +133,7 @@ const NOT_RUN: [(&str, &str, &str); 87] = [
 ];
 
 /// Preconditions of a page: the page or `help VERB`, and the commands that establish them.
-const GIVEN: [(&str, &str); 28] = [
+const GIVEN: [(&str, &str); 29] = [
     ("help umount", "quire mount debian /mnt"),
     (
         "help rm",
@@ -141,6 +141,7 @@ const GIVEN: [(&str, &str); 28] = [
     ),
     ("docs/containers.md", "quire pull debian; mkdir work; echo NAME=value > app.env"),
     ("help rmi", "quire tag debian app:old"),
+    ("help untag", "quire tag debian app; quire tag debian app:old"),
     ("docs/operations.md", "quire pull debian"),
     ("docs/images.md", "quire pull debian; quire export debian oci:./debian; mkdir -p /srv/tree"),
     ("help ", "quire pull debian; mkdir -p /srv/root objects; echo a > /srv/root/a"),

@@ -189,13 +189,13 @@ fn labels_do_not_steer_a_terminal_or_forge_rows() {
         assert_eq!(ran.code, Some(0), "{format}: {}", ran.err);
         ran.out
     };
-    let escaped = "map[a:x\\nforged\\trow\\u{9b}2J\u{202e}]\n";
+    let escaped = "a=x\\nforged\\trow\\u{9b}2J\u{202e}\n";
     assert_eq!(list("{{.Labels}}"), escaped);
     assert_eq!(list("table {{.Labels}}"), format!("LABELS\n{escaped}"));
     assert_eq!(list("{{.Name}}\\t{{.Driver}}"), "one\tlocal\n");
-    assert_eq!(serde_json::from_str::<Value>(&list("{{json .Labels}}")).unwrap(), {
-        inspected[0]["Labels"].clone()
-    });
+    // Source: podman, `test/system/160-volumes.bats`: the labels of a list are one text.
+    let labels: Value = serde_json::from_str(&list("{{json .Labels}}")).unwrap();
+    assert_eq!(labels, format!("a={}", inspected[0]["Labels"]["a"].as_str().unwrap()));
     if !testing::programs(&["script"]) {
         return;
     }

@@ -48,6 +48,75 @@ fn kill_sends_one_signal() {
     );
 }
 
+/// The text is podman's.
+#[test]
+fn stop_warns_before_it_kills() {
+    let Some(place) = place() else { return };
+    let _guards = ["deaf", "kind"].map(|it| Rm(&place, it));
+    start(&place, &["--name", "deaf"], "trap '' TERM; echo ready; while :; do sleep 0.02; done");
+    start(&place, &["--name", "kind"], "trap exit TERM; echo ready; while :; do sleep 0.02; done");
+    for name in ["deaf", "kind"] {
+        wait_for("the trap", || place.out(&format!("logs {name}")).contains("ready"));
+    }
+    let ran = place.run("stop -t 1 deaf kind");
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), "deaf\nkind\n"), "{}", ran.err);
+    let warning = "quire: StopSignal SIGTERM failed to stop container deaf in 1 seconds, resorting to SIGKILL";
+    assert_eq!(ran.err.lines().collect::<Vec<_>>(), [warning]);
+    place.out("start deaf");
+    assert_eq!(place.run("stop -t 0 deaf").err, "");
+}
+
+#[test]
+fn a_container_is_stopping_while_a_command_waits_for_its_end() {
+    let Some(place) = place() else { return };
+    let _guard = Rm(&place, "deaf");
+    start(&place, &["--name", "deaf"], "trap '' TERM; echo ready; while :; do sleep 0.02; done");
+    wait_for("the trap", || place.out("logs deaf").contains("ready"));
+    let status = || place.out("inspect --format {{.State.Status}} deaf");
+    assert_eq!(status(), "running\n");
+    let mut stop = place.command(&["stop", "-t", "100", "deaf"]).spawn().unwrap();
+    wait_for("the command", || status() == "stopping\n");
+    place.out("kill deaf");
+    assert_eq!(place.out("wait deaf"), "137\n");
+    assert!(stop.wait().unwrap().success());
+    assert_eq!(status(), "exited\n");
+    // A command that was killed leaves no mark.
+    place.out("start deaf");
+    let mut stop = place.command(&["stop", "-t", "100", "deaf"]).spawn().unwrap();
+    wait_for("the command", || status() == "stopping\n");
+    stop.kill().unwrap();
+    stop.wait().unwrap();
+    assert_eq!(status(), "running\n");
+}
+
+#[test]
+fn inspect_has_the_limits_of_resources() {
+    let Some(place) = place() else { return };
+    let _guard = Rm(&place, "web");
+    place.out("create --name web --ulimit core=5:-1 a true");
+    let limits: Value = serde_json::from_str(
+        place
+            .run_each(&["inspect", "--format", "{{json .HostConfig.Ulimits}}", "web"])
+            .out
+            .as_str(),
+    )
+    .unwrap();
+    let core = serde_json::json!({"Name": "RLIMIT_CORE", "Soft": 5, "Hard": -1});
+    assert!(limits.as_array().unwrap().contains(&core), "{limits}");
+}
+
+#[test]
+fn start_accepts_an_input_that_is_not_there() {
+    let Some(place) = place() else { return };
+    let _guards = ["one", "open"].map(|it| Rm(&place, it));
+    place.out("create --name one a cat");
+    let ran = place.run("start -ai one");
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), ""), "{}", ran.err);
+    place.out("create -i --name open a cat");
+    let ran = place.run("start -ai open");
+    assert!(ran.code == Some(125) && ran.err.contains("leave -i out"), "{}", ran.err);
+}
+
 #[test]
 fn attach_prints_until_the_end_and_has_its_code() {
     let Some(place) = place() else { return };

@@ -494,6 +494,24 @@ fn what_was_lost_is_not_committed() {
     wait_for("nothing to be left", || is_clean(&store));
 }
 
+/// Source: podman-diff(1).
+#[test]
+fn differences_of_the_latest_container_are_lists_of_paths() {
+    let Some(place) = place() else { return };
+    let ran = place.run("diff --latest");
+    assert!(ran.code != Some(0) && ran.err.contains("there is no container"), "{}", ran.err);
+    place.out("create --name old a sh");
+    let container = Waiting::start(&place, "new", &[], "a");
+    let script = "mkdir /made && echo x > /made/file && rm /bin/mv";
+    assert_eq!(place.run_each(&["exec", "new", "sh", "-c", script]).code, Some(0));
+    let lists: Value = serde_json::from_str(&place.out("diff --format json -l")).unwrap();
+    assert_eq!(lists["added"], json!(["/made", "/made/file"]));
+    assert_eq!(lists["deleted"], json!(["/bin/mv"]));
+    assert_eq!(lists["changed"], json!(["/bin"]));
+    drop(container);
+    assert_eq!(place.out("diff --format json --latest"), "{}\n");
+}
+
 #[test]
 fn mistakes_are_told() {
     let Some(place) = place() else { return };

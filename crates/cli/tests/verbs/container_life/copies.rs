@@ -97,7 +97,8 @@ fn copies_that_cannot_be_made_say_why() {
     let _guards = ["web", "memory", "data"].map(|it| Rm(&place, it));
     start(&place, &["--name", "web"], "sleep 1000");
     start(&place, &["--name", "memory", "--writable", "memory"], "sleep 1000");
-    start(&place, &["--name", "data", "-v", "./data:/data"], "sleep 1000");
+    let data = ["--name", "data", "-v", "./data:/data", "--tmpfs", "/scratch"];
+    start(&place, &data, "sleep 1000");
     // A volume of a running container is a part of it.
     place.out("cp file data:/data");
     assert!(place.path("data/file").is_file());
@@ -110,16 +111,16 @@ fn copies_that_cannot_be_made_say_why() {
         ("cp file web:/none/", 2, "\"/none/\" could not be found on container web"),
         ("cp file web:/none/new", 2, "\"/none/new\" could not be found on container web"),
         ("cp web:/etc/short none/new", 2, "\"none/new\" could not be found on the host"),
-        ("cp dir web:/etc/short", 2, "must be a directory when a directory is copied"),
-        ("cp web:/etc file", 2, "must be a directory when a directory is copied"),
+        ("cp dir web:/etc/short", 2, "must be a directory when copying a directory"),
+        ("cp web:/etc file", 2, "must be a directory when copying a directory"),
         ("cp file absent:/tmp", 3, "there is no container \"absent\""),
         ("cp file web:/proc/new", 2, "file system of the kernel"),
         ("cp file web:/dev/null", 2, "is not a regular file"),
         ("cp web:/dev/null .", 2, "it is a device"),
         ("cp web:/proc/version .", 2, "file system of the kernel"),
         ("cp file memory:/tmp", 2, "are in memory, and end with its program"),
-        ("cp file data:/data", 2, "is in the mount /data of container data"),
-        ("cp data:/data/file .", 2, "`quire start data` first"),
+        ("cp file data:/scratch", 2, "is in the mount /scratch of container data"),
+        ("cp data:/scratch/file .", 2, "`quire start data` first"),
         ("cp --archive=perhaps file web:/", 2, "invalid value 'perhaps'"),
         ("cp - -", 2, "one of the paths must be CONTAINER:PATH"),
     ] {
@@ -400,7 +401,7 @@ fn mounts_at_rest_are_found_by_other_paths() {
     symlink("/etc", place.path("links/link")).unwrap();
     place.out("cp links/. web:/tmp");
     place.out("stop --time 0 web");
-    for path in ["/etc/deep/x", "//tmp/../etc/deep", "/tmp/link/deep/x", "/tmp/link/deep"] {
+    for path in ["//tmp/../etc/deep", "/tmp/link/deep/x", "/tmp/link/deep"] {
         let ran = place.run(&format!("cp file web:{path}"));
         assert_eq!(ran.code, Some(125), "{path}: {}", ran.out);
         assert!(ran.err.contains("is in the mount /etc/deep"), "{path}: {}", ran.err);
@@ -409,4 +410,55 @@ fn mounts_at_rest_are_found_by_other_paths() {
     place.out("cp file web:/tmp/link/../new");
     place.out("start web");
     assert_eq!(place.out("exec web -- cat /new"), "text\n");
+}
+
+/// Source: podman, `test/system/065-cp.bats`: the deepest mount has the file.
+#[test]
+fn mounts_of_a_container_at_rest_are_read_and_written() {
+    let Some(place) = place() else { return };
+    write(&place.path("file"), b"text\n", 0o644);
+    fs::create_dir(place.path("host")).unwrap();
+    fs::create_dir_all(place.path("dir/sub")).unwrap();
+    write(&place.path("dir/sub/file"), b"deep\n", 0o644);
+    write(&place.path("single"), b"old\n", 0o644);
+    let _guard = Rm(&place, "web");
+    let options =
+        "-v one:/v -v two:/v/sub -v ./host:/v/sub/host -v ./single:/single -v ./dir:/fixed:ro";
+    place.out(&format!(
+        "create --name web {options} a cat /v/file /v/sub/file /v/sub/host/file /single"
+    ));
+    let of = |volume: &str| place.path("store/volumes").join(volume).join("data");
+    for path in ["/v", "/v/sub/", "/v/sub/host/file", "/single"] {
+        place.out(&format!("cp file web:{path}"));
+    }
+    for path in [of("one").join("file"), of("two").join("file"), place.path("host/file")] {
+        assert_eq!(fs::read_to_string(&path).unwrap(), "text\n", "{}", path.display());
+    }
+    assert_eq!(fs::read_to_string(place.path("single")).unwrap(), "text\n");
+    let names = |path: &Path| {
+        let mut all: Vec<_> =
+            fs::read_dir(path).unwrap().map(|it| it.unwrap().file_name()).collect();
+        all.sort();
+        all
+    };
+    assert_eq!(names(&of("one")), ["file"]);
+    place.out("cp web:/v/sub/host copied");
+    assert_eq!(fs::read_to_string(place.path("copied/file")).unwrap(), "text\n");
+    fs::create_dir(place.path("into")).unwrap();
+    place.out("cp web:/fixed into");
+    assert_eq!(fs::read_to_string(place.path("into/fixed/sub/file")).unwrap(), "deep\n");
+    place.out("cp web:/fixed/. into");
+    assert!(place.path("into/sub/file").is_file());
+    for (line, said) in [
+        ("cp file web:/fixed/new", "is in a read-only mount"),
+        ("cp web:/v/none .", "\"/v/none\" could not be found on container web"),
+        ("cp web:/single/x .", "\"/single/x\" could not be found on container web"),
+    ] {
+        let ran = place.run(line);
+        assert!(ran.code == Some(2) && ran.err.contains(said), "{line}: {}", ran.err);
+    }
+    // A link of the volume does not lead to the host.
+    symlink(place.path("single"), of("one").join("link")).unwrap();
+    assert_ne!(place.run("cp web:/v/link .").code, Some(0));
+    assert_eq!(place.out("start -a web"), "text\ntext\ntext\ntext\n");
 }

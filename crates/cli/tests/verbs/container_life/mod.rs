@@ -23,3 +23,4 @@ mod snapshot_ends;
 mod snapshots;
 pub(super) mod streams;
 pub(super) mod terminals;
+mod unnamed_images;

@@ -197,7 +197,7 @@ fn a_restart_leaks_nothing_and_keeps_the_mounts() {
         assert_eq!(fs::read_dir(folder.join(RUNTIME_STATE)).unwrap().count(), 1);
         assert!(folder.join(PID).exists());
     }
-    place.out("volume prune --force");
+    place.out("volume prune --force --all");
 }
 
 /// A host that shuts down signals all processes. That is not a user's stop.
@@ -258,7 +258,8 @@ fn lists_of_containers_are_chosen_by_filters() {
     }
     assert_eq!(place.out("stop --time 0 --filter label=job=a"), "a1\na2\n");
     assert_eq!(place.out("ps --quiet"), "b1\n");
-    assert_eq!(place.out("start --filter name=a2"), "a2\n");
+    assert_eq!(place.out("start --filter name=a2 a1"), "");
+    assert_eq!(place.out("start --filter name=a2 a1 a2"), "a2\n");
     assert_eq!(place.out("start --all"), "a1\n");
     assert_eq!(place.out("restart --time 0 --filter label=job=b"), "b1\n");
     assert_eq!(place.out("restart --time 0 --all"), "a1\na2\nb1\n");

@@ -12,6 +12,8 @@ pub(super) mod makers;
 #[cfg(feature = "registry")]
 pub(super) mod progress;
 #[cfg(feature = "registry")]
+mod protection;
+#[cfg(feature = "registry")]
 pub(super) mod registries;
 #[cfg(feature = "registry")]
 pub(super) mod signatures;

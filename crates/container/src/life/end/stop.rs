@@ -1,15 +1,19 @@
 //! Stops containers: asks them to end, and kills them if they do not.
 
 use std::cell::Cell;
+use std::fs::File;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use kernel::process::Signal;
+use rustix::fs::{FlockOperation, flock};
 use store::{Liveness, OperationError, Store};
 
+use crate::folder::STOPPING;
 use crate::life::background;
 use crate::life::init_signals::Terms;
 use crate::life::lookup::{AGAIN, KnownContainer, KnownError};
-use crate::life::signal::signal_number;
+use crate::life::signal::{signal_name, signal_number};
 
 const TERM: u8 = 15;
 
@@ -56,12 +60,14 @@ pub fn stop(
     }
     // All containers are signalled before this waits for any.
     let running: Vec<_> = known.into_iter().filter(KnownContainer::is_running).collect();
+    let _stopping: Vec<_> = running.iter().filter_map(|it| hold(&it.folder)).collect();
     let since = Instant::now();
     let terms: Vec<_> = running.iter().map(|it| Terms::for_folder(&it.folder)).collect();
+    let mut sent = Vec::new();
     for (it, terms) in running.iter().zip(&terms) {
-        ask(store, it, terms, wish, since, remark)?;
+        sent.push(ask(store, it, terms, wish, since, remark)?);
     }
-    for (it, terms) in running.iter().zip(&terms) {
+    for ((it, terms), signal) in running.iter().zip(&terms).zip(sent) {
         let rest = wish.patience(it).saturating_sub(since.elapsed());
         let is_deaf = Cell::new(false);
         let is_waited_for = || -> Result<bool, KnownError> {
@@ -72,13 +78,35 @@ pub fn stop(
             Ok(is_alive && !is_deaf.get())
         };
         if !background::wait(Some(rest), &is_waited_for)? || is_deaf.get() {
+            if !wish.patience(it).is_zero() {
+                remark(&unstopped(it, signal, wish.patience(it), is_deaf.get()));
+            }
             it.kill(store)?;
         }
     }
     Ok(())
 }
 
-/// Sends the signal that asks a container to end.
+/// Marks a container as being stopped, until the file is dropped. Without disk space, there is no mark.
+fn hold(folder: &Path) -> Option<File> {
+    let file = File::options().create(true).truncate(false).write(true).open(folder.join(STOPPING));
+    // Several commands may stop a container.
+    let file = file.ok()?;
+    flock(&file, FlockOperation::NonBlockingLockShared).ok().map(|()| file)
+}
+
+/// Returns the remark that a container is killed. The text is podman's.
+fn unstopped(it: &KnownContainer, signal: u8, patience: Duration, is_deaf: bool) -> String {
+    let seconds = patience.as_secs();
+    let why = match is_deaf {
+        true => ", because its first process does not handle it".to_owned(),
+        false => format!(" in {seconds} seconds"),
+    };
+    let (signal, id) = (signal_name(signal), &it.id);
+    format!("StopSignal {signal} failed to stop container {id}{why}, resorting to SIGKILL")
+}
+
+/// Sends the signal that asks a container to end, and returns it.
 fn ask(
     store: &Store,
     known: &KnownContainer,
@@ -86,7 +114,7 @@ fn ask(
     wish: StopOptions,
     since: Instant,
     remark: &dyn Fn(&str),
-) -> Result<(), KnownError> {
+) -> Result<u8, KnownError> {
     let own = known.state.as_ref().map(|it| it.stop_signal.as_str()).filter(|it| !it.is_empty());
     // An invalid signal in an image must not prevent the container from being stopped.
     let by_image = |own| {
@@ -103,14 +131,14 @@ fn ask(
         }
         if known.is_restarting()? {
             // The monitor sees that a user stops the container.
-            return Ok(());
+            return Ok(signal);
         }
         let Err(message) = background::signal(&known.folder, &known.id, &name) else {
-            return Ok(());
+            return Ok(signal);
         };
         // The container may have ended since.
         if !known.is_alive(store)? || known.is_restarting()? {
-            return Ok(());
+            return Ok(signal);
         }
         // Otherwise it may not have started yet.
         let has_started = known.state_now()?.is_some();

@@ -84,12 +84,16 @@ impl Keyring {
         // The thread is not joined, because a child of the helper may keep the pipe open.
         let (sender, receiver) = std::sync::mpsc::channel();
         if let Some(output) = child.stdout.take() {
-            std::thread::spawn(move || {
+            let started = std::thread::Builder::new().spawn(move || {
                 let mut answer = Vec::new();
                 let result = output.take(ANSWER_MAX).read_to_end(&mut answer).map(|_| answer);
                 // After a timeout the receiver is gone.
                 let _ignored = sender.send(result);
             });
+            if let Err(error) = started {
+                child.kill().and_then(|()| child.wait().map(drop)).map_err(failed)?;
+                return Err(failed(error));
+            }
         }
         let deadline = Instant::now() + self.helper_timeout;
         let answer = receiver.recv_timeout(self.helper_timeout);

@@ -128,6 +128,25 @@ impl Keyring {
         Ok(Removed { from, left })
     }
 
+    /// Removes the credentials for all registries that the first file names, from the file and from its helpers for
+    /// single registries.
+    ///
+    /// # Errors
+    /// [`CredentialError`] if the file cannot be read or written, or if a helper fails.
+    pub fn erase_all(&self) -> Result<Vec<Kept>, CredentialError> {
+        let path = self.files.first().ok_or(CredentialError::NoFile)?;
+        let file = read::<super::File>(path)?.unwrap_or_default();
+        let mut from = Vec::new();
+        for key in file.auths.keys().chain(file.cred_helpers.keys()) {
+            for kept in self.erase(&canonical_key(key))?.from {
+                if !from.contains(&kept) {
+                    from.push(kept);
+                }
+            }
+        }
+        Ok(from)
+    }
+
     /// Returns the helper that [`find_credential`](Self::find_credential) asks if no file has an entry.
     fn helper(&self, host: &str) -> Result<Option<Helper>, CredentialError> {
         for path in &self.files {

@@ -77,7 +77,8 @@ pub fn serve_snapshots(
         .map_err(ServeSnapshotsError::Start)?;
     let choices = snapshotter.environment.collect;
     let metrics_file = metrics.as_mut().and_then(MetricsListener::take_file);
-    let (collector, collect) = choices.map(|it| Collector::start(&snapshotter, it)).unzip();
+    let started = choices.map(|it| Collector::start(&snapshotter, it)).transpose();
+    let (collector, collect) = started.map_err(ServeSnapshotsError::Start)?.unzip();
     let served = runtime.block_on(async {
         let (over, is_over) = tokio::sync::watch::channel(());
         let images = serve_images(&snapshotter, engine, is_over)?;

@@ -3,6 +3,7 @@
 //! Engines call `Remove` while they hold a lock, and `Cleanup` after a garbage collection. They wait for the thread
 //! only in `Cleanup`, and only if the disk is nearly full.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -38,15 +39,18 @@ pub(in crate::snapshots) struct Collector {
 
 impl Collector {
     /// Starts the thread.
+    ///
+    /// # Errors
+    /// The error of starting it.
     pub(in crate::snapshots) fn start(
         snapshotter: &Arc<Snapshotter>,
         choices: CollectChoices,
-    ) -> (Self, CollectRequests) {
+    ) -> io::Result<(Self, CollectRequests)> {
         let (asked, ask) = mpsc::channel();
         let (end, ended) = mpsc::channel();
         let stop = Arc::new(AtomicBool::new(false));
         let (snapshotter, stopped) = (Arc::clone(snapshotter), Arc::clone(&stop));
-        thread::spawn(move || {
+        thread::Builder::new().name("collector".to_owned()).spawn(move || {
             // Source: setpriority(2): on Linux, this changes only the calling thread.
             if let Err(error) = rustix::process::setpriority_process(None, NICE) {
                 tracing::debug!(%error, "cannot lower the priority of garbage collections");
@@ -55,8 +59,8 @@ impl Collector {
             drop(snapshotter);
             // The receiver may have timed out.
             let _told = end.send(());
-        });
-        (Self { stop, ended }, CollectRequests { asked, choices })
+        })?;
+        Ok((Self { stop, ended }, CollectRequests { asked, choices }))
     }
 }
 

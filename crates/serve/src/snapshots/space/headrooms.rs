@@ -21,7 +21,11 @@ enum Told {
 }
 
 impl Headrooms {
-    pub(in crate::snapshots) fn new() -> Self {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// The error of starting it.
+    pub(in crate::snapshots) fn new() -> std::io::Result<Self> {
         let (told, tell) = mpsc::channel();
         let work = move || {
             let count = Arc::new(AtomicU64::new(0));
@@ -45,7 +49,8 @@ impl Headrooms {
                 next = Instant::now() + wait.unwrap_or(IDLE);
             }
         };
-        Self { told: Some(told), thread: Some(std::thread::spawn(work)) }
+        let thread = std::thread::Builder::new().name("headrooms".to_owned()).spawn(work)?;
+        Ok(Self { told: Some(told), thread: Some(thread) })
     }
 
     pub(in crate::snapshots) fn add(&self, number: u64, headroom: Headroom) {

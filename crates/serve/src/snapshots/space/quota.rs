@@ -22,8 +22,10 @@ pub(in crate::snapshots) struct Quota {
 }
 
 impl Quota {
-    pub(in crate::snapshots) fn new(search: OsString) -> Self {
-        Self { headrooms: Headrooms::new(), search }
+    pub(in crate::snapshots) fn new(search: OsString) -> Result<Self, SnapshotterError> {
+        let started = Headrooms::new();
+        let headrooms = started.map_err(OperationError::of("start a thread for", LIMITED))?;
+        Ok(Self { headrooms, search })
     }
 
     /// Returns whether a snapshot has a size limit.

@@ -1,46 +1,35 @@
 //! `cp`: copies files between a container and the host, or as a tar.
 
-use std::ffi::{OsStr, OsString};
-use std::fs::File;
-use std::io::{self, BufReader, IsTerminal as _, Read, Write};
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+mod sides;
+
+use std::ffi::OsString;
+use std::io::{BufReader, IsTerminal as _, Write as _};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueHint};
-use container::bundle::Kind;
-use container::bundle::spec::RuntimeSpec;
-use container::bundle::userns::IdMap;
 use container::changes::Owners;
-use container::copy::{self, Destination, LinkHandling, NewOwner, Place, Skipped};
-use container::life::at_rest::RestingRoot;
+use container::copy::{self, CopyError, Destination, LinkHandling, NewOwner, Skipped};
 use container::life::end::ended::LOST;
-use container::life::kept::KeptContainer;
-use container::life::lookup::{self, find_at_rest, find_container};
-use container::life::prepare::AdmittedImage;
-use container::request::StoredRequest;
-use container::root::WritableChoice;
-use container::runtime::Runtime;
-use kernel::process::{Signal, Signals};
-use oci::files::Stream;
 use oci::source::Input;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
-use store::{OpenOptions, Store};
+use store::OpenOptions;
+use transfer::import::{Limits, read_archive};
 
 use crate::Answer;
-use crate::args::Trust;
 use crate::output::report;
-use crate::session::context::{Context, now};
+use crate::output::stream::CancellableStream;
+use crate::session::context::Context;
 use crate::session::failure::UsageError;
 use crate::session::signals::{Heard, until_stopped};
-use crate::session::ways::Ways;
 use crate::verbs::VerbArgs;
-use crate::verbs::containers::start::{image, shared_store, usual};
 use crate::verbs::exit_codes::ExitCodes;
 use crate::verbs::images::file_listing;
+use sides::{FoundPlace, Interrupt, OpenedContainer, OpenedContainers, Side};
 
 #[derive(Debug, Args)]
 pub(crate) struct Cp {
@@ -74,8 +63,9 @@ impl VerbArgs for Cp {
     const DETAILS: &'static str = "The container may run, or may have ended. A relative PATH begins at the container's \
         working directory. Write ./NAME for a file of the host whose name contains a colon.\n\n\
         If DESTINATION is a directory, SOURCE is copied into it. If there is no such file, SOURCE gets this name. If \
-        SOURCE is a directory and ends with `/.`, its contents are copied. Links at the end of PATH are followed, but \
-        no link leads out of the container.\n\n\
+        SOURCE is a directory and ends with `/.`, its contents are copied. In a container that does not run, PATH may be \
+        in a volume or in a directory of the host that it mounts. Links at the end of PATH are followed, but \
+        no link leads out of the container. A tar on standard input may be compressed by gzip or zstd.\n\n\
         Modes and times are copied, but no extended attributes. Devices and sockets are left out. The host's copies have \
         no set-user-id and set-group-id bits.";
     const EXAMPLES: &'static str =
@@ -95,35 +85,6 @@ impl Cp {
             Side::Container { name, .. } => Some(name),
             Side::Host(_) | Side::Stream => None,
         })
-    }
-}
-
-/// The source or the destination of a copy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Side<'a> {
-    Container {
-        name: &'a str,
-        path: &'a [u8],
-    },
-    Host(&'a Path),
-    /// A standard stream, with a tar.
-    Stream,
-}
-
-impl<'a> Side<'a> {
-    /// Parses a side. A path that begins with a slash or a dot is of the host, as for podman and Docker.
-    fn parse(text: &'a OsStr) -> Self {
-        let bytes = text.as_bytes();
-        if bytes == b"-" {
-            return Self::Stream;
-        }
-        let at = bytes.iter().position(|it| *it == b':');
-        let at = at.filter(|at| *at > 0 && !bytes.starts_with(b".") && !bytes.starts_with(b"/"));
-        let Some(at) = at else { return Self::Host(Path::new(text)) };
-        match std::str::from_utf8(&bytes[..at]) {
-            Ok(name) => Self::Container { name, path: &bytes[at + 1..] },
-            Err(_) => Self::Host(Path::new(text)),
-        }
     }
 }
 
@@ -163,306 +124,12 @@ fn cp(context: &Context, args: &Cp) -> anyhow::Result<Answer> {
     Ok(Answer::Yes)
 }
 
-/// Signals that end the copy.
-struct Interrupt {
-    signals: Signals,
-    cancel: AtomicBool,
-}
-
-impl Interrupt {
-    fn new() -> anyhow::Result<Self> {
-        let signals = Signals::block(&[Signal::INT, Signal::TERM, Signal::HUP])?;
-        Ok(Self { signals, cancel: AtomicBool::new(false) })
-    }
-
-    /// Returns whether a signal has arrived, also before the copy.
-    fn has_arrived(&self) -> bool {
-        if self.signals.ending().is_some() {
-            self.cancel.store(true, Ordering::Relaxed);
-        }
-        self.cancel.load(Ordering::Relaxed)
-    }
-}
-
-/// One side of a copy. It fails soon after `cancel` is set.
-struct CancellableStream<'a, T> {
-    inner: T,
-    cancel: &'a AtomicBool,
-}
-
-impl<T> CancellableStream<'_, T> {
-    fn check(&self) -> io::Result<()> {
-        match self.cancel.load(Ordering::Relaxed) {
-            true => Err(io::Error::other("cancelled")),
-            false => Ok(()),
-        }
-    }
-}
-
-impl<T: Read> Read for CancellableStream<'_, T> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.check()?;
-        self.inner.read(into)
-    }
-}
-
-impl<T: Write> Write for CancellableStream<'_, T> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.check()?;
-        self.inner.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.inner.flush()
-    }
-}
-
 /// Prints a remark about files that were left out.
 fn tell(context: &Context, skipped: &Skipped) {
     let Some((path, what)) = &skipped.first else { return };
     let count = report::count(skipped.count, "file");
     let path = file_listing::name(path);
     context.remark(&format!("leaving out {count}, such as {path}: {what}"));
-}
-
-/// The containers of a copy, which may be the same.
-struct OpenedContainers {
-    source: Option<OpenedContainer>,
-    /// `None` also for the container of the source.
-    destination: Option<OpenedContainer>,
-    is_same: bool,
-}
-
-impl OpenedContainers {
-    fn open(
-        context: &Context,
-        store: &Store,
-        source: Side<'_>,
-        destination: Side<'_>,
-        interrupt: &Interrupt,
-    ) -> anyhow::Result<Self> {
-        let id = |side: Side<'_>| match side {
-            Side::Container { name, .. } => find_container(store, name).map(|it| Some(it.id)),
-            Side::Host(_) | Side::Stream => Ok(None),
-        };
-        // Both are looked up before either is opened.
-        let (from, to) = (id(source)?, id(destination)?);
-        let is_same = from.is_some() && from == to;
-        let open = |id: Option<String>, is_written| {
-            id.map(|id| OpenedContainer::open(context, store, &id, is_written, interrupt))
-                .transpose()
-        };
-        // Two commands that copy in both directions must not wait for each other.
-        if !is_same && from.is_some() && to.is_some() && to < from {
-            let destination = open(to, true)?;
-            return Ok(Self { source: open(from, false)?, destination, is_same });
-        }
-        let source = open(from, is_same)?;
-        let destination = if is_same { None } else { open(to, true)? };
-        Ok(Self { source, destination, is_same })
-    }
-
-    fn source(&self) -> Option<&OpenedContainer> {
-        self.source.as_ref()
-    }
-
-    fn destination(&self) -> Option<&OpenedContainer> {
-        if self.is_same { self.source.as_ref() } else { self.destination.as_ref() }
-    }
-
-    /// Unmounts the roots of containers at rest. Returns whether the disk has lost data.
-    fn rest(self) -> bool {
-        let all = self.source.into_iter().chain(self.destination);
-        all.map(OpenedContainer::rest).fold(false, |all, it| all | it)
-    }
-}
-
-/// A container's root, to copy files from or to.
-struct OpenedContainer {
-    id: String,
-    root: OpenedRoot,
-    /// Map of the container's users to the host's.
-    map: Option<IdMap>,
-    /// Directory at which relative paths begin.
-    working_dir: String,
-    /// User and group of the container's program, by their ids in the container.
-    user: (u32, u32),
-}
-
-enum OpenedRoot {
-    Running(File),
-    Resting {
-        root: Box<RestingRoot>,
-        /// Mount points, below which only a running container has its files.
-        mounts: Vec<String>,
-    },
-}
-
-impl OpenedContainer {
-    fn open(
-        context: &Context,
-        store: &Store,
-        id: &str,
-        is_written: bool,
-        interrupt: &Interrupt,
-    ) -> anyhow::Result<Self> {
-        let is_asked_to_end = || interrupt.has_arrived();
-        let known = find_container(store, id)?;
-        let failed = || format!("container {id} is damaged");
-        let (root, folder, map) = if known.is_running() {
-            let (known, root) = lookup::running(store, id, &is_asked_to_end)?;
-            let runtime = StoredRequest::load(&known.folder, id).map(|it| Runtime::at(it.runtime));
-            if runtime.is_ok_and(|it| it.kind == Kind::Runsc) {
-                bail!(
-                    "container {id} runs in gVisor, which shows its files to no other program: use `quire exec {id} \
-                    tar`, or `quire stop {id}` first"
-                );
-            }
-            if is_written {
-                // While another command copies the container's changes, this waits.
-                let goes_on =
-                    container::life::cgroup::pause::pass(&known.folder, id, &is_asked_to_end)
-                        .with_context(|| format!("cannot determine whether {id} is paused"))?;
-                if !goes_on {
-                    bail!("interrupted: container {id} is paused by another command");
-                }
-            }
-            let map = IdMap::noted(&known.folder);
-            (OpenedRoot::Running(root), known.folder, map)
-        } else {
-            let (root, mounts) = at_rest(context, store, id, is_written, &is_asked_to_end)?;
-            let (folder, map) = (root.folder().to_owned(), root.map().cloned());
-            (OpenedRoot::Resting { root: Box::new(root), mounts }, folder, map)
-        };
-        let process = RuntimeSpec::load(&folder).with_context(failed)?.process;
-        Ok(Self {
-            id: id.to_owned(),
-            root,
-            map,
-            working_dir: process.cwd,
-            user: (process.user.uid, process.user.gid),
-        })
-    }
-
-    fn root(&self) -> BorrowedFd<'_> {
-        match &self.root {
-            OpenedRoot::Running(root) => root.as_fd(),
-            OpenedRoot::Resting { root, .. } => root.root(),
-        }
-    }
-
-    fn look(&self) {
-        if let OpenedRoot::Resting { root, .. } = &self.root {
-            root.look();
-        }
-    }
-
-    fn rest(self) -> bool {
-        match self.root {
-            OpenedRoot::Running(_) => false,
-            OpenedRoot::Resting { root, .. } => root.rest(),
-        }
-    }
-
-    /// Finds a path in the container.
-    fn find(&self, path: &[u8]) -> anyhow::Result<Place> {
-        let whole = match path {
-            [b'/', ..] => path.to_vec(),
-            _ => [self.working_dir.as_bytes(), b"/", path].concat(),
-        };
-        let found = copy::find(self.root(), &whole);
-        self.check_mounts(path, &whole, found.as_ref().ok())?;
-        found.map_err(|errno| self.not_found(path, errno))
-    }
-
-    /// Refuses a path in a mount of a container at rest. `whole` is the path from the root, and `place` the file.
-    fn check_mounts(&self, path: &[u8], whole: &[u8], place: Option<&Place>) -> anyhow::Result<()> {
-        let OpenedRoot::Resting { mounts, .. } = &self.root else { return Ok(()) };
-        let mount = match place {
-            Some(place) => copy::mount_above(self.root(), place, mounts)
-                .map_err(|errno| self.not_found(path, errno))?,
-            // Directories that only the mount has.
-            None => mounts.iter().map(String::as_str).find(|it| is_at_or_below(whole, it)),
-        };
-        let Some(mount) = mount else { return Ok(()) };
-        let (path, id) = (file_listing::name(path), &self.id);
-        bail!(
-            "{path} is in the mount {mount} of container {id}, which exists only while the container runs: `quire start \
-            {id}` first"
-        );
-    }
-
-    fn not_found(&self, path: &[u8], errno: Errno) -> anyhow::Error {
-        let (path, id) = (file_listing::name(path), &self.id);
-        anyhow::Error::from(errno)
-            .context(format!("\"{path}\" could not be found on container {id}"))
-    }
-
-    /// Returns the destination for files of this container, in this directory.
-    fn destination(&self, archive: bool, directory: Vec<u8>) -> Destination<'_> {
-        let (user, group) = self.user;
-        let map = self.map.as_ref();
-        let mapped = map.and_then(|map| map.user(user).zip(map.group(group)));
-        let owner = match archive {
-            true => {
-                let (user, group) = mapped.unwrap_or((user, group));
-                NewOwner::One(user, group)
-            }
-            false => NewOwner::OfTar(map),
-        };
-        let (root, links) = (self.root(), LinkHandling::Inside);
-        Destination { root, directory, links, owner, keeps_set_ids: true }
-    }
-}
-
-/// Mounts the root of a container at rest, and returns its mount points as well.
-fn at_rest(
-    context: &Context,
-    store: &Store,
-    id: &str,
-    is_written: bool,
-    is_asked_to_end: &dyn Fn() -> bool,
-) -> anyhow::Result<(RestingRoot, Vec<String>)> {
-    let (known, folder) = find_at_rest(store, id, is_asked_to_end)?;
-    let Some(folder) = folder.filter(|_| !known.is_unwatched) else {
-        bail!("container {id} was started by another command: copy the files again");
-    };
-    let kept = KeptContainer::open(folder, now().0)?;
-    let request = kept.request();
-    if is_written && matches!(request.writable, WritableChoice::Memory(_)) {
-        bail!(
-            "the changes of container {id} are in memory, and end with its program: `quire start {id}`, then copy \
-            the files"
-        );
-    }
-    let volumes = request.volumes.iter().map(|it| it.destination.clone());
-    let mounts = request.mounts.iter().map(|it| it.destination.clone());
-    let mounts = volumes.chain(mounts).collect();
-    let record = kept.record().clone();
-    let shared = shared_store(context, record.shared.as_deref())?;
-    let images = shared.as_ref().unwrap_or(store);
-    let image = AdmittedImage { store: images, image: image(context, images, &record)? };
-    let trust = usual::<Trust>()?;
-    let ways = Ways::new(context.who(), &trust);
-    let remark = |text: &str| context.remark(text);
-    let root = RestingRoot::mount(store, image, kept, ways.via(&trust), &remark)?;
-    Ok((root, mounts))
-}
-
-/// Returns whether a path, whose text alone counts, is this directory or is in it.
-fn is_at_or_below(path: &[u8], directory: &str) -> bool {
-    let names = |path: &'_ [u8]| {
-        let mut names: Vec<Vec<u8>> = Vec::new();
-        for name in path.split(|it| *it == b'/') {
-            match name {
-                b"" | b"." => {}
-                b".." => drop(names.pop()),
-                name => names.push(name.to_vec()),
-            }
-        }
-        names
-    };
-    names(path).starts_with(&names(directory.as_bytes()))
 }
 
 /// A file or directory to copy.
@@ -480,13 +147,13 @@ fn is_of_contents(path: &[u8]) -> bool {
 
 impl Source {
     fn in_container(container: &OpenedContainer, path: &[u8]) -> anyhow::Result<Self> {
-        let place = container.find(path)?;
+        let FoundPlace { place, name, .. } = container.find(path)?;
         let is_directory = place.is_directory();
         let Some(file) = place.file else { return Err(container.not_found(path, Errno::NOENT)) };
         if !is_directory && path.ends_with(b"/") {
             return Err(container.not_found(path, Errno::NOTDIR));
         }
-        let name = if is_of_contents(path) { Vec::new() } else { place.name };
+        let name = if is_of_contents(path) { Vec::new() } else { name };
         Ok(Self { file, is_directory, name })
     }
 
@@ -514,7 +181,8 @@ struct Target<'a> {
     name: Option<Vec<u8>>,
 }
 
-const NOT_INTO_FILE: &str = "the destination must be a directory when a directory is copied";
+/// The text is podman's.
+const NOT_INTO_FILE: &str = "destination must be a directory when copying a directory";
 
 impl<'a> Target<'a> {
     fn in_container(
@@ -523,7 +191,9 @@ impl<'a> Target<'a> {
         archive: bool,
         source: &Source,
     ) -> anyhow::Result<Self> {
-        let place = container.find(path)?;
+        let found = container.find(path)?;
+        found.check_writable(path)?;
+        let FoundPlace { root, place, .. } = found;
         let (directory, name) = match place.kind {
             Some(FileType::Directory) => (place.path(), None),
             Some(_) if source.is_directory => bail!(NOT_INTO_FILE),
@@ -532,7 +202,7 @@ impl<'a> Target<'a> {
             None if path.ends_with(b"/") => return Err(container.not_found(path, Errno::NOENT)),
             None => (place.directory, Some(place.name)),
         };
-        Ok(Self { destination: container.destination(archive, directory), name })
+        Ok(Self { destination: container.destination(archive, root, directory), name })
     }
 }
 
@@ -649,44 +319,20 @@ fn from_stream(
     if std::io::stdin().is_terminal() {
         bail!("standard input is a terminal: redirect a tar to it");
     }
-    let place = container.find(path)?;
+    let found = container.find(path)?;
+    found.check_writable(path)?;
+    let FoundPlace { root, place, .. } = found;
     if !place.is_directory() {
-        bail!("the destination must be a directory when a tar is copied from standard input");
+        // The text is podman's.
+        bail!("destination must be a directory when copying from stdin");
     }
-    let destination = container.destination(args.archive, place.path());
-    let input = Stream::open(&Input::Stdin, cancel).context("cannot read standard input")?;
-    Ok(copy::unpack(BufReader::new(input), &destination, &|| container.look())?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sides_are_containers_paths_and_streams() {
-        let check = |text: &str, expect: Side<'_>| {
-            assert_eq!(Side::parse(OsStr::new(text)), expect, "{text}");
-        };
-        let container = |name, path: &'static str| Side::Container { name, path: path.as_bytes() };
-        check("-", Side::Stream);
-        check("web:/etc/hosts", container("web", "/etc/hosts"));
-        check("web:", container("web", ""));
-        check("web:a:b", container("web", "a:b"));
-        for path in ["file", "./web:/x", "/a:b", "../a:b", ":/x"] {
-            check(path, Side::Host(Path::new(path)));
-        }
-    }
-
-    #[test]
-    fn mounts_have_the_paths_below_them() {
-        let check = |path: &str, directory, expect| {
-            assert_eq!(is_at_or_below(path.as_bytes(), directory), expect, "{path} {directory}");
-        };
-        check("/data", "/data", true);
-        check("/data/../data/x", "/data/", true);
-        check("//data/./x", "/data", true);
-        check("/data/../x", "/data", false);
-        check("/database", "/data", false);
-        check("/", "/data", false);
+    let destination = container.destination(args.archive, root, place.path());
+    let copied = read_archive(&Input::Stdin, &Limits::default(), cancel, |tar| {
+        copy::unpack(BufReader::new(tar), &destination, &|| container.look())
+    })?;
+    match copied {
+        Err(error @ CopyError::Read(_)) => Err(anyhow::Error::from(error)
+            .context("source must be a (compressed) tar archive when copying from stdin")),
+        copied => Ok(copied?),
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
 use container::life::lookup::{self, IfRunning, KnownContainer, OwnVolumes, Removal};
 use container::life::prepare::random_id;
@@ -11,18 +11,21 @@ use container::listed_settings::ListedSettings;
 use container::networks::attachment::noted_endpoints;
 use container::networks::definition::{Definition, NewNetwork};
 use container::networks::subnet::Subnet;
-use regex_lite::Regex;
 use serde::Serialize;
 use store::{NetworkRecord, NetworkRecordError, OpenOptions, Store};
 
 use crate::Answer;
 use crate::args::labels::label;
-use crate::output::list_filter::{ListFilters, any_matches};
 use crate::output::report::{self, Time};
 use crate::output::{table, template};
 use crate::session::context::{Context, now};
 use crate::session::failure::NetworkInUse;
+use crate::session::prompt;
 use crate::verbs::VerbArgs;
+use crate::verbs::containers::named_items::{
+    ActionOption, ItemFilters, NamedItem, check_options, choose, no_labels, print_formatted,
+    tell_removed,
+};
 use crate::verbs::containers::networks::join;
 use crate::verbs::exit_codes::ExitCodes;
 
@@ -96,7 +99,7 @@ pub(crate) struct Network {
     #[arg(short = 'q')]
     pub(crate) only_names: bool,
     /// For rm: ignore names that do not exist, and remove the containers that use the networks, even running ones. For
-    /// prune: do not only list the networks
+    /// prune: do not ask
     #[arg(short, long)]
     pub(crate) force: bool,
 }
@@ -111,28 +114,18 @@ const TITLES: [(&str, &str); 1] = [("ID", "NETWORK ID")];
 const SHORT_ID: usize = 12;
 
 /// Conditions on networks.
-struct NetworkFilters {
-    filters: ListFilters,
-    names: Vec<Regex>,
-    dangling: Vec<bool>,
-}
+struct NetworkFilters(ItemFilters);
 
 impl NetworkFilters {
     fn parse(texts: &[String]) -> anyhow::Result<Self> {
-        let filters = ListFilters::parse(texts, &FILTERS)?;
-        let names = filters.patterns("name")?;
-        let dangling =
-            |it| crate::args::boolean(it).map_err(|why| anyhow!("--filter dangling={it}: {why}"));
-        let dangling = filters.values("dangling").map(dangling).collect::<anyhow::Result<_>>()?;
-        Ok(Self { names, dangling, filters })
+        ItemFilters::parse(texts, &FILTERS).map(Self)
     }
 
     fn fit(&self, network: &FoundNetwork) -> bool {
-        any_matches(&self.names, &network.name)
-            && (self.dangling.is_empty() || self.dangling.contains(&network.users.is_empty()))
-            && self.filters.fits("driver", |it| it == DRIVER)
-            && self.filters.fits("id", |it| network.id().starts_with(it))
-            && self.filters.fit_labels(network.labels())
+        let filters = &self.0.filters;
+        self.0.fit(network)
+            && filters.fits("driver", |it| it == DRIVER)
+            && filters.fits("id", |it| network.id().starts_with(it))
     }
 }
 
@@ -150,12 +143,21 @@ struct NetworkUser {
     address: Option<String>,
 }
 
-impl FoundNetwork {
-    fn labels(&self) -> &BTreeMap<String, String> {
-        static NONE: BTreeMap<String, String> = BTreeMap::new();
-        self.record.as_ref().map_or(&NONE, |it| &it.labels)
+impl NamedItem for FoundNetwork {
+    fn name(&self) -> &str {
+        &self.name
     }
 
+    fn labels(&self) -> &BTreeMap<String, String> {
+        self.record.as_ref().map_or_else(|_| no_labels(), |it| &it.labels)
+    }
+
+    fn is_used(&self) -> bool {
+        !self.users.is_empty()
+    }
+}
+
+impl FoundNetwork {
     fn id(&self) -> &str {
         self.record.as_ref().map_or("", |it| &it.id)
     }
@@ -215,14 +217,9 @@ impl Network {
             ("-q", self.only_names, &[Ls]),
             ("--force", self.force, &[Rm, Prune]),
         ];
-        for (option, is_given, actions) in given {
-            if is_given && !actions.contains(&self.action) {
-                let names = actions.iter().filter_map(ValueEnum::to_possible_value);
-                let names: Vec<_> = names.map(|it| it.get_name().to_owned()).collect();
-                bail!("{option} is for `quire network {}`", names.join("` and `quire network "));
-            }
-        }
-        Ok(())
+        let given =
+            given.map(|(option, is_given, actions)| ActionOption { option, is_given, actions });
+        check_options(Self::NAME, &self.action, &given)
     }
 }
 
@@ -463,10 +460,8 @@ fn list(context: &Context, args: &Network) -> anyhow::Result<Answer> {
             report::json(&all.iter().map(InspectedNetwork::of).collect::<Vec<_>>())?;
             return Ok(Answer::Yes);
         }
-        let rows = all.iter().map(|it| serde_json::to_value(ListedNetwork::of(it)));
-        let rows = rows.collect::<Result<Vec<_>, _>>()?;
-        template::print_list(format, &rows, &TITLES, args.noheading)?;
-        return Ok(Answer::Yes);
+        let rows: Vec<_> = all.iter().map(ListedNetwork::of).collect();
+        return print_formatted(format, &rows, &TITLES, args.noheading);
     }
     let told: Vec<_> = all.iter().map(NetworkReport::of).collect();
     report::print(context.json, &told, |all, out| {
@@ -482,13 +477,8 @@ fn list(context: &Context, args: &Network) -> anyhow::Result<Answer> {
 
 fn inspect(context: &Context, args: &Network) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::read())?;
-    let mut all = found(&store)?;
-    let mut wanted = Vec::new();
-    for name in &args.names {
-        let at = all.iter().position(|it| it.name == *name);
-        let at = at.ok_or_else(|| NetworkRecordError::Absent(name.clone()))?;
-        wanted.push(all.swap_remove(at));
-    }
+    let absent = |name: &str| NetworkRecordError::Absent(name.to_owned()).into();
+    let wanted = choose(found(&store)?, &args.names, absent)?;
     for network in &wanted {
         if let Ok(record) = &network.record
             && let Err(error) = Definition::check(&network.name, record.clone())
@@ -501,13 +491,10 @@ fn inspect(context: &Context, args: &Network) -> anyhow::Result<Answer> {
         return Ok(Answer::Yes);
     }
     let described: Vec<_> = wanted.iter().map(InspectedNetwork::of).collect();
-    match &args.format {
-        Some(format) if !template::is_json(format) => {
-            let rows = described.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?;
-            template::print_list(format, &rows, &[], true)?;
-        }
-        _ => report::json(&described)?,
+    if let Some(format) = &args.format {
+        return print_formatted(format, &described, &[], true);
     }
+    report::json(&described)?;
     Ok(Answer::Yes)
 }
 
@@ -529,18 +516,13 @@ pub(crate) struct NetworkRemovedReport {
     network: String,
 }
 
-fn tell_removed(context: &Context, names: Vec<String>) -> anyhow::Result<Answer> {
-    if context.json {
-        let told = names.into_iter().map(|network| NetworkRemovedReport { network });
-        report::json(&told.collect::<Vec<_>>())?;
-        return Ok(Answer::Yes);
-    }
-    report::lines(names.iter().map(String::as_str))
+fn tell(context: &Context, names: Vec<String>) -> anyhow::Result<Answer> {
+    tell_removed(context, names, |network| NetworkRemovedReport { network })
 }
 
 fn remove(context: &Context, args: &Network) -> anyhow::Result<Answer> {
     let Some(store) = context.open_for(OpenOptions::write(), args.force)? else {
-        return tell_removed(context, Vec::new());
+        return tell(context, Vec::new());
     };
     // All names are looked up before any network is removed.
     let all = found(&store)?;
@@ -576,22 +558,25 @@ fn remove(context: &Context, args: &Network) -> anyhow::Result<Answer> {
             }
         }
     }
-    tell_removed(context, removed)
+    tell(context, removed)
 }
 
 fn prune(context: &Context, args: &Network) -> anyhow::Result<Answer> {
     let filters = NetworkFilters::parse(&args.filter)?;
     join::sweep(context);
     let Some(store) = context.open_for(OpenOptions::write(), true)? else {
-        return tell_removed(context, Vec::new());
+        return tell(context, Vec::new());
     };
     let unused = found(&store)?.into_iter().filter(|it| it.users.is_empty());
     let unused: Vec<_> = unused.filter(|it| filters.fit(it)).map(|it| it.name).collect();
     if !args.force && !unused.is_empty() {
         let count = report::count(unused.len(), "network");
-        bail!("this removes {count}: {}; add --force", unused.join(", "));
+        let warning = format!("this removes {count}, which no container uses:");
+        if !prompt::is_confirmed(&warning, &unused)? {
+            return Ok(Answer::Yes);
+        }
     }
-    tell_removed(context, clear(&store, &unused)?)
+    tell(context, clear(&store, &unused)?)
 }
 
 /// Removes networks, and returns the names of those that existed.

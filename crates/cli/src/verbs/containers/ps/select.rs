@@ -54,8 +54,8 @@ const STATES: [&str; 14] = [
     "damaged",
 ];
 
-/// Values of the filter `restart-policy`.
-const POLICIES: [&str; 4] = ["no", "always", "unless-stopped", "on-failure"];
+/// Values of the filter `restart-policy`. As in podman, `none` is `no`.
+const POLICIES: [&str; 5] = ["no", "none", "always", "unless-stopped", "on-failure"];
 
 /// Orders of a list of containers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -207,7 +207,9 @@ impl ContainerFilters {
                 settings.network.as_deref() == Some(it) || networks(settings).contains(&it)
             })
             && filters.fits("volume", |it| has_volume(settings, it))
-            && filters.fits("restart-policy", |it| settings.restart.name() == it)
+            && filters.fits("restart-policy", |it| {
+                settings.restart.name() == if it == "none" { "no" } else { it }
+            })
             && filters.fits("should-start-on-boot", |it| {
                 let is_stopped = background::is_stopped_by_user(&known.folder);
                 settings.restart.wants_boot(is_stopped) == (it == "true")

@@ -22,7 +22,7 @@ use super::not_started;
 use crate::Answer;
 use crate::output::report;
 use crate::session::context::{Context, now};
-use crate::verbs::containers::volume;
+use crate::verbs::containers::volumes::unneeded;
 
 pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
     let (input, output) = (std::io::stdin(), std::io::stdout());
@@ -47,7 +47,7 @@ pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
             drop(link.take());
             ready.watch(report, Some(seat), &|| now().0);
             if let Some(store) = &store {
-                volume::clear_unneeded_in(context, store);
+                unneeded::clear_unneeded_in(context, store);
             }
         })?
     };

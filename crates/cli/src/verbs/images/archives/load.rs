@@ -157,10 +157,10 @@ impl LoadRun<'_> {
 
 /// The tar of an archive that is unpacked. It ends with an error when the command is interrupted, or when its files
 /// would fill the disk.
-struct LimitedReader<'a, R> {
-    inner: R,
-    room: &'a DiskRoom,
-    cancel: &'a AtomicBool,
+pub(crate) struct LimitedReader<'a, R> {
+    pub(crate) inner: R,
+    pub(crate) room: &'a DiskRoom,
+    pub(crate) cancel: &'a AtomicBool,
 }
 
 impl<R: Read> Read for LimitedReader<'_, R> {

@@ -34,6 +34,9 @@ pub(super) const KEYS: [&str; 10] = [
 /// Titles of fields that differ from their names.
 pub(super) const TITLES: [(&str, &str); 2] = [("ID", "IMAGE ID"), ("ReadOnly", "R/O")];
 
+/// Podman's word for a name, a tag or a digest that an image does not have.
+const NONE: &str = "<none>";
+
 /// Orders of a list of images.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ImageOrder {
@@ -89,14 +92,32 @@ impl ListedImage {
         self.reference.manifest.map(|it| it.to_string())
     }
 
+    /// Whether the image has no name.
+    fn is_dangling(&self) -> bool {
+        self.name.is_unnamed()
+    }
+
+    /// Returns the name for people.
+    pub(super) fn shown_name(&self) -> &str {
+        if self.is_dangling() { NONE } else { self.name.as_str() }
+    }
+
+    /// Returns the names, of which an image without a name has none.
+    fn names(&self) -> Vec<&str> {
+        Some(self.name.as_str()).filter(|_| !self.is_dangling()).into_iter().collect()
+    }
+
     /// Returns the name without its tag, and the tag.
     fn repository_and_tag(&self) -> (&str, &str) {
+        if self.is_dangling() {
+            return (NONE, NONE);
+        }
         repository_and_tag(self.name.as_str())
     }
 
     /// Returns whether a pattern matches the name, as the filter `reference` does.
     pub(super) fn is_named(&self, pattern: &str) -> bool {
-        matches(pattern, self.name.as_str(), self.digest().as_deref())
+        !self.is_dangling() && matches(pattern, self.name.as_str(), self.digest().as_deref())
     }
 
     /// Returns the fields for templates, at the time `now` in seconds since 1970. `bytes` is the size.
@@ -107,13 +128,14 @@ impl ListedImage {
         let size = bytes.map_or_else(|| "?".to_owned(), |it| human_size(it, " "));
         let shown_id = if is_whole { id.clone() } else { report::short(&id) };
         let digest = self.digest();
-        let by_digest = digest.as_ref().map(|digest| format!("{repository}@{digest}"));
+        let named = digest.as_ref().filter(|_| !self.is_dangling());
+        let by_digest = named.map(|digest| format!("{repository}@{digest}"));
         json!({
             "ID": shown_id,
             "Id": id,
             "Repository": repository,
             "Tag": tag,
-            "Digest": digest.unwrap_or_else(|| "<none>".to_owned()),
+            "Digest": digest.unwrap_or_else(|| NONE.to_owned()),
             "Created": since,
             "CreatedSince": since,
             "CreatedAt": go_time(created),
@@ -121,13 +143,13 @@ impl ListedImage {
             "Size": size,
             "VirtualSize": size,
             "Labels": self.labels(),
-            "Names": [self.name.as_str()],
-            "RepoTags": [self.name.as_str()],
+            "Names": self.names(),
+            "RepoTags": self.names(),
             "RepoDigests": by_digest.into_iter().collect::<Vec<_>>(),
             "Arch": self.config()["architecture"].as_str().unwrap_or_default(),
             "Os": self.config()["os"].as_str().unwrap_or_default(),
             "ReadOnly": !self.store.is_own(),
-            "Dangling": false,
+            "Dangling": self.is_dangling(),
             "ParentId": "",
         })
     }
@@ -160,8 +182,9 @@ pub(super) fn json_of(
         let first = group.first()?;
         let digests = group
             .iter()
+            .filter(|it| !it.is_dangling())
             .filter_map(|it| Some(format!("{}@{}", it.repository_and_tag().0, it.digest()?)));
-        let names: Vec<_> = group.iter().map(|it| it.name.as_str()).collect();
+        let names: Vec<_> = group.iter().flat_map(|it| it.names()).collect();
         let size = bytes(first);
         Some(json!({
             "Id": first.reference.image.to_string(),
@@ -179,7 +202,7 @@ pub(super) fn json_of(
             "Arch": first.config()["architecture"],
             "Os": first.config()["os"],
             "ReadOnly": !first.store.is_own(),
-            "Dangling": false,
+            "Dangling": first.is_dangling(),
         }))
     };
     groups.into_iter().filter_map(object).collect()
@@ -230,8 +253,7 @@ impl ImageFilters {
         // Reading the configuration takes longer than all other filters.
         let created = if needs_time { image.created() } else { 0 };
         let needs_labels = filters.has("label") || filters.has("label!");
-        // All images of the list have names.
-        self.dangling != Some(true)
+        self.dangling.is_none_or(|it| it == image.is_dangling())
             && self.readonly.is_none_or(|it| it != image.store.is_own())
             && filters.fits("id", |it| id.starts_with(it))
             && filters.fits("digest", |it| image.digest().is_some_and(|has| has.starts_with(it)))

@@ -256,7 +256,7 @@ fn record_one(
     trace.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut running = trace.spawn().context("cannot start another process of this program")?;
     let messages = running.stderr.take();
-    let said = std::thread::spawn(move || {
+    let started = std::thread::Builder::new().spawn(move || {
         let mut said = Vec::new();
         // The rest is read as well, so that the program does not wait for a full pipe.
         let read = messages.map(|mut it| {
@@ -266,6 +266,10 @@ fn record_one(
         let _failed = read.transpose();
         String::from_utf8_lossy(&said).into_owned()
     });
+    if started.is_err() {
+        let _ended = running.kill().and_then(|()| running.wait());
+    }
+    let said = started.context("cannot start a thread")?;
     let ended = wait(&mut running, || {
         let mut stop = Command::new("/proc/self/exe");
         stop.args(&global).args(["--quiet", "stop", "--time", "1", &container]);

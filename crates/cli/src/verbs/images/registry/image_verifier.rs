@@ -92,7 +92,8 @@ fn decide(arguments: Vec<OsString>, cancel: &Arc<AtomicBool>) -> anyhow::Result<
             "there is no policy: write /etc/quire/policy.toml, or remove this program from the engine's directory"
         );
     }
-    let options = RegistryOptions { authfile: None, certs_dir: None, plain_http: false };
+    let options =
+        RegistryOptions { authfile: None, certs_dir: None, plain_http: false, tls_verify: None };
     let who = context::who_at_start();
     let registry = Registry::new(&name, &settings(who, &options, cancel, Pauses::default())?)?;
     let repository = Repository::new(name.registry(), name.repository());

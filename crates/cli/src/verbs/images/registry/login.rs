@@ -16,7 +16,7 @@ use crate::session::context::Context;
 use crate::session::prompt::Terminal;
 use crate::session::signals::until_signal;
 use crate::verbs::VerbArgs;
-use crate::verbs::images::registry::credentials::{KeptReport, target};
+use crate::verbs::images::registry::credentials::{KeptReport, SavedOption, target};
 
 // The registry, and how to get the credentials.
 #[derive(Debug, Args)]
@@ -29,6 +29,20 @@ pub(crate) struct Login {
     /// Read the password, or a token, from standard input instead of asking for it
     #[arg(long, requires = "user")]
     pub(crate) password_stdin: bool,
+    /// The password. Other users of the machine can see it while this command runs: --password-stdin hides it
+    #[arg(
+        short,
+        long,
+        value_name = "PASSWORD",
+        requires = "user",
+        conflicts_with = "password_stdin"
+    )]
+    pub(crate) password: Option<String>,
+    /// Print the user name that is saved for the registry
+    #[arg(long, conflicts_with_all = ["user", "password", "password_stdin"])]
+    pub(crate) get_login: bool,
+    #[command(flatten)]
+    pub(crate) saved: SavedOption,
     #[command(flatten)]
     pub(crate) registry: RegistryOptions,
 }
@@ -48,7 +62,12 @@ impl VerbArgs for Login {
 
 pub(crate) fn login(context: &Context, args: &Login) -> anyhow::Result<Answer> {
     let cancel = Arc::new(AtomicBool::new(false));
-    let login = target(context, &args.host, &args.registry, &cancel)?;
+    let login = target(context, &args.host, (&args.registry, &args.saved), &cancel)?;
+    if args.get_login {
+        let user = login.user()?;
+        report::line(&user.with_context(|| format!("not logged into {}", login.registry()))?)?;
+        return Ok(Answer::Yes);
+    }
     let work = || -> anyhow::Result<_> {
         let (user, password) = ask(args, &login, &cancel)?;
         let checked = login.check(&user, &password)?;
@@ -68,19 +87,23 @@ pub(crate) fn login(context: &Context, args: &Login) -> anyhow::Result<Answer> {
             kept: KeptReport::from_kept(&kept),
         })?;
     } else {
-        context.remark(&format!("logged in to {registry}: the password is saved {}", place(&kept)));
+        tracing::info!(registry, place = place(&kept), "the password is saved");
+        // The text is podman's.
+        report::line("Login Succeeded!")?;
     }
     Ok(Answer::Yes)
 }
 
-/// Returns the user name and the password. The password never comes from the command line, which all users of a
-/// machine can see.
+/// Returns the user name and the password.
 fn ask(args: &Login, login: &Attempt, cancel: &AtomicBool) -> anyhow::Result<(String, Secret)> {
     if let (true, Some(user)) = (args.password_stdin, &args.user) {
         let bytes = read_secret(std::io::stdin().lock()).context("cannot read standard input")?;
         // `echo` and editors append a line feed that is not part of the password.
         let line = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
         return Ok((user.clone(), password(line.strip_suffix(b"\r").unwrap_or(line))?));
+    }
+    if let (Some(given), Some(user)) = (&args.password, &args.user) {
+        return Ok((user.clone(), password(given.as_bytes())?));
     }
     let terminal = Terminal::open().context(
         "no terminal to prompt on: -u USER --password-stdin reads the password from standard input",

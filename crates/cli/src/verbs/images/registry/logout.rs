@@ -11,13 +11,21 @@ use crate::args::RegistryOptions;
 use crate::output::report;
 use crate::session::context::Context;
 use crate::verbs::VerbArgs;
-use crate::verbs::images::registry::credentials::{KeptReport, target};
+use crate::verbs::images::registry::credentials::{
+    KeptReport, SavedOption, settings_of_files, target,
+};
 
 // The registry whose credentials are removed.
 #[derive(Debug, Args)]
 pub(crate) struct Logout {
     /// The registry, as for `login`
-    pub(crate) host: String,
+    #[arg(required_unless_present = "all")]
+    pub(crate) host: Option<String>,
+    /// Remove the credentials of all registries that the first file with credentials has
+    #[arg(short, long, conflicts_with = "host")]
+    pub(crate) all: bool,
+    #[command(flatten)]
+    pub(crate) saved: SavedOption,
     #[command(flatten)]
     pub(crate) registry: RegistryOptions,
 }
@@ -25,7 +33,7 @@ pub(crate) struct Logout {
 impl VerbArgs for Logout {
     const NAME: &'static str = "logout";
     const ABOUT: &'static str = "Remove the saved user name and password of a registry";
-    const EXAMPLES: &'static str = "quire logout registry.example.com";
+    const EXAMPLES: &'static str = "quire logout registry.example.com\n  quire logout --all";
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         logout(context, self)
@@ -34,7 +42,19 @@ impl VerbArgs for Logout {
 
 pub(crate) fn logout(context: &Context, args: &Logout) -> anyhow::Result<Answer> {
     let cancel = Arc::new(AtomicBool::new(false));
-    let login = target(context, &args.host, &args.registry, &cancel)?;
+    let options = (&args.registry, &args.saved);
+    let Some(host) = &args.host else {
+        let removed = settings_of_files(context, options, &cancel)?.keyring.erase_all()?;
+        if context.json {
+            let removed = removed.iter().map(KeptReport::from_kept).collect();
+            report::json(&LogoutReport { registry: None, removed, left: None })?;
+        } else {
+            // The text is podman's.
+            report::line("Removed login credentials for all registries")?;
+        }
+        return Ok(Answer::Yes);
+    };
+    let login = target(context, host, options, &cancel)?;
     let removed = login.erase()?;
     let registry = login.registry();
     let answer = if removed.from.is_empty() { Answer::No } else { Answer::Yes };
@@ -46,14 +66,15 @@ pub(crate) fn logout(context: &Context, args: &Logout) -> anyhow::Result<Answer>
     }
     if context.json {
         report::json(&LogoutReport {
-            registry: registry.to_owned(),
+            registry: Some(registry.to_owned()),
             removed: removed.from.iter().map(KeptReport::from_kept).collect(),
             left: removed.left.as_ref().map(|it| it.display().to_string()),
         })?;
     } else if answer == Answer::No {
         report::error_line(&format!("quire: not logged in to {registry}"));
     } else {
-        context.remark(&format!("logged out of {registry}"));
+        // The text is podman's.
+        report::line(&format!("Removed login credentials for {registry}"))?;
     }
     Ok(answer)
 }
@@ -63,8 +84,8 @@ pub(crate) fn logout(context: &Context, args: &Logout) -> anyhow::Result<Answer>
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct LogoutReport {
-    /// Host of the registry.
-    registry: String,
+    /// Host of the registry. Null with `--all`.
+    registry: Option<String>,
     /// Places from which the password was removed.
     removed: Vec<KeptReport>,
     /// File of another tool that still has the password. Null if there is none.

@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use clap::Args;
 use image::verity::ImageId;
 use oci::reference::Reference;
-use oci::registry::{Pauses, Registry, Settings};
+use oci::registry::{Pauses, Protection, Registry, Settings};
 use serde::Serialize;
 use store::{Form, OpenOptions, RefName, Store, Who};
 use transfer::import::{ImportOptions, Unsupported};
@@ -131,7 +131,12 @@ pub(crate) fn lenient_settings(
     if let Some(file) = &options.authfile {
         settings.keyring.files.insert(0, file.clone());
     }
-    settings.plain_http = options.plain_http;
+    settings.protection = match (options.plain_http, options.tls_verify) {
+        (true, _) => Protection::None,
+        (false, None) => Protection::Usual,
+        (false, Some(true)) => Protection::Verified,
+        (false, Some(false)) => Protection::Unverified,
+    };
     settings.cancel = Arc::clone(cancel);
     settings.pauses = pauses;
     Ok(settings)
@@ -327,7 +332,6 @@ fn fetch_for(
     options: &args::LazyOptions,
     platform: Option<&str>,
 ) -> anyhow::Result<()> {
-    let RegistryOptions { authfile, certs_dir, plain_http } = &options.pull.registry;
     let wanted = Pull {
         reference: name.to_owned(),
         name: None,
@@ -340,11 +344,7 @@ fn fetch_for(
         index: false,
         keep_index: options.pull.keep_index,
         memory: args::PULL_MEMORY,
-        registry: RegistryOptions {
-            authfile: authfile.clone(),
-            certs_dir: certs_dir.clone(),
-            plain_http: *plain_http,
-        },
+        registry: options.pull.registry.clone(),
     };
     // The program of the image starts before the disk has everything. The service of lazy devices syncs it afterwards.
     fetch(context, &wanted, Told::Progress, Syncs::Later).map(drop)

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use container::bundle::config::ImageConfig;
 use container::bundle::mounts::{MountKind, MountSource, Volume};
 use container::bundle::security::Interfaces;
-use container::bundle::spec::RuntimeSpec;
+use container::bundle::spec::{RuntimeSpec, SpecLimit};
 use container::bundle::{Access, Network, Terminal};
 use container::folder;
 use container::life::background;
@@ -76,7 +76,7 @@ pub(crate) struct InspectedContainerReport {
 #[serde(rename_all = "PascalCase")]
 #[expect(clippy::struct_excessive_bools, reason = "podman's fields")]
 pub(crate) struct InspectedStateReport {
-    /// `created`, `running`, `restarting`, `exited`, or `unknown` (it ended in an unknown way, or is damaged).
+    /// `created`, `running`, `stopping` (a command waits for its end), `restarting`, `exited`, or `unknown` (it ended in an unknown way, or is damaged).
     status: &'static str,
     /// Whether the program runs, or is started again soon.
     running: bool,
@@ -215,6 +215,8 @@ pub(crate) struct InspectedHostReport {
     cpuset_cpus: String,
     /// Limit of processes and threads; 0 if there is none.
     pids_limit: u32,
+    /// Limits of the program's resources, as `run --ulimit` sets them.
+    ulimits: Vec<InspectedUlimitReport>,
     /// Ports that are published when the container runs: the addresses of the host, by port and protocol.
     port_bindings: BTreeMap<String, Vec<InspectedPortReport>>,
     /// `private` if the container's users are other users of the host; else empty.
@@ -229,6 +231,26 @@ pub(crate) struct InspectedRestartReport {
     name: &'static str,
     /// Maximum number of restarts of `on-failure`; 0 means no limit.
     maximum_retry_count: u32,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct InspectedUlimitReport {
+    /// Name of the limit, such as `RLIMIT_NOFILE`.
+    name: String,
+    /// The limit that applies; -1 if there is none.
+    soft: i64,
+    /// The maximum of the limit that applies; -1 if there is none.
+    hard: i64,
+}
+
+impl InspectedUlimitReport {
+    fn of(limit: &SpecLimit) -> Self {
+        // Source: Linux `include/uapi/linux/resource.h`, `RLIM_INFINITY`, the largest number.
+        let number = |it: u64| i64::try_from(it).unwrap_or(-1);
+        Self { name: limit.kind.clone(), soft: number(limit.soft), hard: number(limit.hard) }
+    }
 }
 
 /// The time of an event that has not happened, as in Go.
@@ -263,8 +285,8 @@ impl InspectedContainerReport {
             network_settings: InspectedNetworkReport::new(known, &request, ports),
             size_rw: known.written().map(Bytes),
             restart_count: known.restarts(),
+            host_config: InspectedHostReport::new(context, known, &request, &spec),
             config: InspectedConfigReport::new(known, &request, spec, image),
-            host_config: InspectedHostReport::new(context, known, &request),
         }
     }
 }
@@ -321,6 +343,7 @@ impl InspectedStateReport {
         let status = match known.status() {
             "unwatched" => "running",
             "lost" | "damaged" => "unknown",
+            _ if known.is_stopping() => "stopping",
             status => status,
         };
         let is_over = !is_running && !known.is_created;
@@ -429,7 +452,12 @@ impl InspectedConfigReport {
 const PATIENCE: u32 = 10;
 
 impl InspectedHostReport {
-    fn new(context: &Context, known: &KnownContainer, request: &ContainerRequest) -> Self {
+    fn new(
+        context: &Context,
+        known: &KnownContainer,
+        request: &ContainerRequest,
+        spec: &RuntimeSpec,
+    ) -> Self {
         let bundle = &request.bundle;
         let network_mode = match &bundle.network {
             Network::None => "none".to_owned(),
@@ -466,6 +494,7 @@ impl InspectedHostReport {
             cpu_shares: bundle.cpu.shares.map_or(0, |it| it.get()),
             cpuset_cpus: bundle.cpu.cpus.clone().unwrap_or_default(),
             pids_limit: bundle.pids.map_or(0, |it| it.get()),
+            ulimits: spec.process.rlimits.iter().map(InspectedUlimitReport::of).collect(),
             port_bindings: by_name(ports),
             userns_mode: if request.ids == IdsChoice::Host { "" } else { "private" },
         }

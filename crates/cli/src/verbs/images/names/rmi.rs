@@ -2,7 +2,7 @@
 
 use clap::Args;
 use oci::reference::Reference;
-use store::{OpenOptions, RefError, RefName, Resolved, Store};
+use store::{Digest, OpenOptions, RefError, RefName, Resolved, Store};
 
 use crate::Answer;
 use crate::session::context::Context;
@@ -54,19 +54,29 @@ struct DoomedName {
     reference: Option<store::Reference>,
 }
 
-/// Returns the names that `text` stands for. `text` may be an image's id, as `images -q` prints it.
+/// Returns the names that `text` stands for. `text` may be an image's id, as `images -q` prints it, or the digest of a
+/// manifest.
 fn image_names(store: &Store, text: &str, force: bool) -> anyhow::Result<Vec<DoomedName>> {
     let is_name = text.parse().is_ok_and(|name| !matches!(store.refs.get(&name), Ok(None)));
-    let is_id = |id: &str| !is_name && id.starts_with(&text.to_ascii_lowercase());
+    let digest = text.parse::<Digest>().ok();
+    let is_id =
+        |id: &str| !is_name && (digest.is_some() || id.starts_with(&text.to_ascii_lowercase()));
     let id = store.resolve(text).ok().map(|it| it.image).filter(|it| is_id(&it.to_string()));
     let Some(id) = id else {
         let name = image_name(store, text, force)?;
         return Ok(name.into_iter().map(|name| DoomedName { name, reference: None }).collect());
     };
     let (refs, _) = store.refs.readable()?;
-    let names = refs.into_iter().filter(|(_, it)| it.image == id);
-    let names = names.map(|(name, it)| DoomedName { name, reference: Some(it) });
-    let names: Vec<_> = names.collect();
+    let is_meant = |it: &store::Reference| {
+        it.image == id && digest.is_none_or(|digest| it.manifest == Some(digest))
+    };
+    let names = refs.into_iter().filter(|(_, it)| is_meant(it));
+    let (mut names, unnamed): (Vec<_>, Vec<_>) = names
+        .map(|(name, it)| DoomedName { name, reference: Some(it) })
+        .partition(|it| !it.name.is_unnamed());
+    if names.is_empty() || force {
+        names.extend(unnamed);
+    }
     if names.is_empty() && !force {
         anyhow::bail!("\"{text}\" is an image id, not a name");
     }

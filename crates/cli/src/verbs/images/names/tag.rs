@@ -42,5 +42,10 @@ pub(crate) fn tag(context: &Context, args: &Tag) -> anyhow::Result<Answer> {
         created: now(),
     };
     store.set_ref(&new, &reference)?;
+    // An image that had no name has one now.
+    let unnamed = RefName::unnamed(&found.image, found.manifest.as_ref());
+    if let Ok(Some(reference)) = store.refs.get(&unnamed) {
+        store.remove_ref_if(&unnamed, &reference)?;
+    }
     Ok(Answer::Yes)
 }

@@ -1,23 +1,29 @@
-//! `volume`: makes, lists and removes volumes, which containers mount by `--volume NAME:PATH`.
+//! `volume`: makes, lists, copies and removes volumes, which containers mount by `--volume NAME:PATH`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::PathBuf;
 
-use anyhow::{Context as _, anyhow, bail};
-use clap::{Args, ValueEnum};
+use anyhow::{Context as _, bail};
+use clap::{Args, ValueEnum, ValueHint};
 use container::life::lookup::{IfRunning, OwnVolumes, Removal};
 use container::life::prepare::random_volume_name;
-use regex_lite::Regex;
 use serde::Serialize;
+use serde_json::Value;
 use store::{OpenOptions, Store, VolumeError, VolumeFiles, VolumeRecord};
+use transfer::export::Output;
 
 use crate::Answer;
 use crate::args::labels::label;
-use crate::output::list_filter::{ListFilters, any_matches};
 use crate::output::report::{self, Time};
 use crate::output::{table, template};
 use crate::session::context::{Context, now};
+use crate::session::prompt;
 use crate::verbs::VerbArgs;
+use crate::verbs::containers::named_items::{
+    ActionOption, ItemFilters, NamedItem, check_options, choose, no_labels, print_formatted,
+    tell_removed,
+};
+use crate::verbs::containers::volumes::archive;
 use crate::verbs::exit_codes::ExitCodes;
 
 /// An action of `volume`.
@@ -30,11 +36,29 @@ pub(crate) enum VolumeAction {
     Ls,
     /// Describe volumes
     Inspect,
+    /// Exit with 0 if there is such a volume, or else with 1
+    Exists,
+    /// Print the directory with the files of a volume
+    Mount,
+    /// Accepted for scripts of podman: the directory stays as it is
+    #[value(alias = "umount")]
+    Unmount,
+    /// Add the files of a tar, compressed or not, to a volume: NAME [FILE]; without FILE, of standard input
+    Import,
+    /// Write the files of a volume as a tar, to standard output
+    Export,
     /// Remove volumes that no container uses
     #[value(alias = "remove")]
     Rm,
-    /// Remove all volumes that no container uses
+    /// Remove the volumes without a chosen name that no container uses; with --all, all that no container uses
     Prune,
+}
+
+/// The only driver of volumes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum VolumeDriver {
+    /// A directory of the store
+    Local,
 }
 
 #[derive(Debug, Args)]
@@ -46,6 +70,9 @@ pub(crate) struct Volume {
     /// Names of volumes
     #[arg(value_name = "NAME")]
     pub(crate) names: Vec<String>,
+    /// For create: the kind of volume
+    #[arg(short, long, value_enum, value_name = "DRIVER")]
+    pub(crate) driver: Option<VolumeDriver>,
     /// For create: attach a label
     #[arg(short, long, value_name = "NAME[=VALUE]")]
     pub(crate) label: Vec<String>,
@@ -65,11 +92,14 @@ pub(crate) struct Volume {
     /// For ls: print only names
     #[arg(short = 'q')]
     pub(crate) only_names: bool,
-    /// For rm: remove all volumes that no container uses
+    /// For export: write to this file, and overwrite one of this name
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) output: Vec<PathBuf>,
+    /// For rm: remove all volumes that no container uses. For prune: also remove volumes with chosen names
     #[arg(short, long)]
     pub(crate) all: bool,
     /// For rm: ignore names that do not exist, and remove the containers that use the volumes, even running ones. For
-    /// prune: do not only list the volumes
+    /// prune: do not ask
     #[arg(short, long)]
     pub(crate) force: bool,
 }
@@ -80,31 +110,6 @@ const FILTERS: [&str; 4] = ["dangling", "label", "label!", "name"];
 /// Titles of fields that differ from their names. Source: podman, `cmd/podman/volumes/list.go`.
 const TITLES: [(&str, &str); 1] = [("Name", "VOLUME NAME")];
 
-/// Conditions on volumes.
-struct VolumeFilters {
-    filters: ListFilters,
-    names: Vec<Regex>,
-    dangling: Vec<bool>,
-}
-
-impl VolumeFilters {
-    fn parse(texts: &[String]) -> anyhow::Result<Self> {
-        let filters = ListFilters::parse(texts, &FILTERS)?;
-        let names = filters.patterns("name")?;
-        let dangling =
-            |it| crate::args::boolean(it).map_err(|why| anyhow!("--filter dangling={it}: {why}"));
-        let dangling = filters.values("dangling").map(dangling).collect::<anyhow::Result<_>>()?;
-        Ok(Self { names, dangling, filters })
-    }
-
-    /// Whether a volume fits all filters.
-    fn fit(&self, volume: &FoundVolume) -> bool {
-        any_matches(&self.names, &volume.name)
-            && (self.dangling.is_empty() || self.dangling.contains(&volume.container.is_none()))
-            && self.filters.fit_labels(volume.labels())
-    }
-}
-
 /// A volume of the store, with a container that uses it.
 struct FoundVolume {
     name: String,
@@ -113,10 +118,17 @@ struct FoundVolume {
     path: String,
 }
 
-impl FoundVolume {
+impl NamedItem for FoundVolume {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
     fn labels(&self) -> &BTreeMap<String, String> {
-        static NONE: BTreeMap<String, String> = BTreeMap::new();
-        self.record.as_ref().map_or(&NONE, |it| &it.labels)
+        self.record.as_ref().map_or_else(|_| no_labels(), |it| &it.labels)
+    }
+
+    fn is_used(&self) -> bool {
+        self.container.is_some()
     }
 }
 
@@ -129,7 +141,7 @@ impl VerbArgs for Volume {
         A volume of `--volume PATH`, or of an image, has a random name and belongs to one container: `quire rm \
         --volumes` removes it with the container, and so does the end of a container that is not kept. A volume that a \
         container uses, running or stopped, is never removed.";
-    const EXAMPLES: &'static str = "quire volume create --label app=shop data\n  quire run -v data:/data debian -- sh -c 'echo 1 >/data/file'\n  quire volume ls --filter dangling=true\n  quire volume rm data";
+    const EXAMPLES: &'static str = "quire volume create --label app=shop data\n  quire volume export -o data.tar data\n  quire volume import data data.tar\n  quire run -v data:/data debian -- sh -c 'echo 1 >/data/file'\n  quire volume ls --filter dangling=true\n  quire volume rm data";
     const EXIT_CODES: ExitCodes = ExitCodes::Objects;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
@@ -141,6 +153,20 @@ impl VerbArgs for Volume {
             (VolumeAction::Ls, _) => bail!("use `quire volume ls --filter name=NAME`"),
             (VolumeAction::Inspect, []) => bail!("use `quire volume inspect NAME…`"),
             (VolumeAction::Inspect, _) => inspect(context, self),
+            (VolumeAction::Exists, [name]) => exists(context, name),
+            (VolumeAction::Exists, _) => bail!("use `quire volume exists NAME`"),
+            (VolumeAction::Mount | VolumeAction::Unmount, []) => {
+                bail!("use `quire volume mount NAME…`")
+            }
+            (VolumeAction::Mount | VolumeAction::Unmount, _) => mount(context, self),
+            (VolumeAction::Import, [name]) => archive::import(context, name, None),
+            (VolumeAction::Import, [name, file]) => archive::import(context, name, Some(file)),
+            (VolumeAction::Import, _) => bail!("use `quire volume import NAME [FILE]`"),
+            (VolumeAction::Export, [name]) => {
+                let file = self.output.last().filter(|it| it.as_os_str() != "-").cloned();
+                archive::export(context, name, file.map_or(Output::Stdout, Output::File))
+            }
+            (VolumeAction::Export, _) => bail!("use `quire volume export NAME --output FILE`"),
             (VolumeAction::Rm, []) if self.all => remove(context, self),
             (VolumeAction::Rm, []) => {
                 bail!("use `quire volume rm NAME…`; `quire volume ls` prints the names")
@@ -154,32 +180,37 @@ impl VerbArgs for Volume {
 }
 
 impl Volume {
-    /// Whether files of volumes are removed, which may belong to other users of a user namespace.
-    pub(crate) fn removes(&self) -> bool {
-        matches!(self.action, VolumeAction::Rm | VolumeAction::Prune)
+    /// Whether files of volumes are read, written or removed, which may belong to other users of a user namespace.
+    pub(crate) fn touches_files(&self) -> bool {
+        use VolumeAction::{Export, Import, Prune, Rm};
+        matches!(self.action, Import | Export | Rm | Prune)
     }
 
     /// Refuses options that another action has.
     fn check(&self) -> anyhow::Result<()> {
-        use VolumeAction::{Create, Inspect, Ls, Prune, Rm};
-        let given: [(&str, bool, &[VolumeAction]); 8] = [
+        use VolumeAction::{Create, Export, Inspect, Ls, Prune, Rm};
+        if self.action == Create && !self.output.is_empty() {
+            // In podman and Docker, these are options of the mount.
+            bail!(
+                "volumes have no options -o: `run -v /DIR:PATH` mounts a directory, and `run --tmpfs PATH:size=SIZE` \
+                a file system in memory"
+            );
+        }
+        let given: [(&str, bool, &[VolumeAction]); 10] = [
+            ("--driver", self.driver.is_some(), &[Create]),
+            ("--output", !self.output.is_empty(), &[Export]),
             ("--label", !self.label.is_empty(), &[Create]),
             ("--ignore", self.ignore, &[Create]),
             ("--filter", !self.filter.is_empty(), &[Ls, Prune]),
             ("--format", self.format.is_some(), &[Ls, Inspect]),
             ("--noheading", self.noheading, &[Ls]),
             ("-q", self.only_names, &[Ls]),
-            ("--all", self.all, &[Rm]),
+            ("--all", self.all, &[Rm, Prune]),
             ("--force", self.force, &[Rm, Prune]),
         ];
-        for (option, is_given, actions) in given {
-            if is_given && !actions.contains(&self.action) {
-                let names = actions.iter().filter_map(ValueEnum::to_possible_value);
-                let names: Vec<_> = names.map(|it| it.get_name().to_owned()).collect();
-                bail!("{option} is for `quire volume {}`", names.join("` and `quire volume "));
-            }
-        }
-        Ok(())
+        let given =
+            given.map(|(option, is_given, actions)| ActionOption { option, is_given, actions });
+        check_options(Self::NAME, &self.action, &given)
     }
 }
 
@@ -231,6 +262,9 @@ struct InspectedVolume<'a> {
     scope: &'static str,
     options: BTreeMap<String, String>,
     anonymous: bool,
+    /// Whether the first container copies the files of its image into the volume, and gives it its owner.
+    needs_copy_up: bool,
+    needs_chown: bool,
 }
 
 /// The only driver and scope of volumes.
@@ -248,7 +282,18 @@ impl<'a> InspectedVolume<'a> {
             scope: LOCAL,
             options: BTreeMap::new(),
             anonymous: record.is_ok_and(|it| it.anonymous),
+            needs_copy_up: record.is_ok_and(|it| it.fresh),
+            needs_chown: record.is_ok_and(|it| it.fresh),
         }
+    }
+
+    /// Returns the row of `volume ls` for templates, where labels are one text. Source: podman,
+    /// `cmd/podman/volumes/list.go`.
+    fn row(&self) -> serde_json::Result<Value> {
+        let mut row = serde_json::to_value(self)?;
+        let labels = self.labels.iter().map(|(name, value)| format!("{name}={value}"));
+        row["Labels"] = labels.collect::<Vec<_>>().join(",").into();
+        Ok(row)
     }
 }
 
@@ -278,7 +323,8 @@ fn create(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
     let labels = labels.context("--label")?;
     let name = args.names.first().cloned().map_or_else(random_volume_name, Ok)?;
     let store = context.open(OpenOptions::create())?;
-    let record = VolumeRecord { labels, fresh: true, ..VolumeRecord::new(now()) };
+    let anonymous = args.names.is_empty();
+    let record = VolumeRecord { labels, anonymous, fresh: true, ..VolumeRecord::new(now()) };
     let lock = store.hold_volumes()?;
     let draft = store.volumes.draft()?;
     match store.publish_volume(&lock, draft, &name, &record, VolumeFiles::Unsynced) {
@@ -297,7 +343,7 @@ fn create(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
 }
 
 fn list(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
-    let filters = VolumeFilters::parse(&args.filter)?;
+    let filters = ItemFilters::parse(&args.filter, &FILTERS)?;
     let mut all = match context.open_for(OpenOptions::read(), true)? {
         Some(store) => found(&store)?,
         None => Vec::new(),
@@ -307,7 +353,12 @@ fn list(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
         return report::lines(all.iter().map(|it| it.name.as_str()));
     }
     if let Some(format) = &args.format {
-        return formatted(&all, format, args.noheading);
+        let all: Vec<_> = all.iter().map(InspectedVolume::of).collect();
+        if template::is_json(format) {
+            return print_formatted(format, &all, &TITLES, args.noheading);
+        }
+        let rows = all.iter().map(InspectedVolume::row).collect::<Result<Vec<_>, _>>()?;
+        return print_formatted(format, &rows, &TITLES, args.noheading);
     }
     let told: Vec<_> = all.iter().map(VolumeReport::of).collect();
     report::print(context.json, &told, |all, out| {
@@ -319,38 +370,46 @@ fn list(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
     Ok(Answer::Yes)
 }
 
-/// Prints volumes by a template, or as a list in JSON.
-fn formatted(all: &[FoundVolume], format: &str, has_no_titles: bool) -> anyhow::Result<Answer> {
-    let all: Vec<_> = all.iter().map(InspectedVolume::of).collect();
-    if template::is_json(format) {
-        report::json(&all)?;
-        return Ok(Answer::Yes);
-    }
-    let rows = all.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?;
-    template::print_list(format, &rows, &TITLES, has_no_titles)?;
-    Ok(Answer::Yes)
-}
-
 fn inspect(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
-    let mut all = match context.open_for(OpenOptions::read(), true)? {
+    let all = match context.open_for(OpenOptions::read(), true)? {
         Some(store) => found(&store)?,
         None => Vec::new(),
     };
-    let mut wanted = Vec::new();
-    for name in &args.names {
-        let at = all.iter().position(|it| it.name == *name);
-        let at = at.ok_or_else(|| VolumeError::Absent(name.clone()))?;
-        wanted.push(all.swap_remove(at));
-    }
+    let wanted = choose(all, &args.names, |name| VolumeError::Absent(name.to_owned()).into())?;
+    let described: Vec<_> = wanted.iter().map(InspectedVolume::of).collect();
     if let Some(format) = &args.format {
-        return formatted(&wanted, format, true);
+        return print_formatted(format, &described, &TITLES, true);
     }
     if context.json {
         report::json(&wanted.iter().map(VolumeReport::of).collect::<Vec<_>>())?;
     } else {
-        report::json(&wanted.iter().map(InspectedVolume::of).collect::<Vec<_>>())?;
+        report::json(&described)?;
     }
     Ok(Answer::Yes)
+}
+
+fn exists(context: &Context, name: &str) -> anyhow::Result<Answer> {
+    let Some(store) = context.open_for(OpenOptions::read(), true)? else { return Ok(Answer::No) };
+    match store.volumes.get(name) {
+        Ok(Some(_)) | Err(VolumeError::Damaged { .. }) => Ok(Answer::Yes),
+        Ok(None) => Ok(Answer::No),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Prints the directories of volumes, or for `unmount` the names. Directories are never mounted.
+fn mount(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
+    let all = match context.open_for(OpenOptions::read(), true)? {
+        Some(store) => found(&store)?,
+        None => Vec::new(),
+    };
+    let wanted = choose(all, &args.names, |name| VolumeError::Absent(name.to_owned()).into())?;
+    let shown = |it: &FoundVolume| match args.action {
+        VolumeAction::Mount => it.path.clone(),
+        _ => it.name.clone(),
+    };
+    let shown: Vec<_> = wanted.iter().map(shown).collect();
+    report::lines(shown.iter().map(String::as_str))
 }
 
 /// Report of `volume rm --json` and `volume prune --json` on a volume.
@@ -362,20 +421,15 @@ pub(crate) struct VolumeRemovedReport {
     volume: String,
 }
 
-fn tell_removed(context: &Context, names: Vec<String>) -> anyhow::Result<Answer> {
-    if context.json {
-        let told = names.into_iter().map(|volume| VolumeRemovedReport { volume });
-        report::json(&told.collect::<Vec<_>>())?;
-        return Ok(Answer::Yes);
-    }
-    report::lines(names.iter().map(String::as_str))
+fn tell(context: &Context, names: Vec<String>) -> anyhow::Result<Answer> {
+    tell_removed(context, names, |volume| VolumeRemovedReport { volume })
 }
 
 fn remove(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
     let Some(store) = context.open_for(OpenOptions::write(), true)? else {
         return match args.names.first().filter(|_| !args.force && !args.all) {
             Some(name) => Err(VolumeError::Absent(name.clone()).into()),
-            None => tell_removed(context, Vec::new()),
+            None => tell(context, Vec::new()),
         };
     };
     let names = match args.all {
@@ -406,7 +460,7 @@ fn remove(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
             Err(error) => return Err(error.into()),
         }
     }
-    tell_removed(context, removed)
+    tell(context, removed)
 }
 
 /// Removes a volume, and with `force` the containers that use it.
@@ -430,18 +484,16 @@ fn remove_one(store: &Store, name: &str, force: bool) -> Result<(), VolumeError>
 }
 
 fn prune(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
-    let filters = VolumeFilters::parse(&args.filter)?;
+    let filters = ItemFilters::parse(&args.filter, &FILTERS)?;
     let Some(store) = context.open_for(OpenOptions::write(), true)? else {
-        return tell_removed(context, Vec::new());
+        return tell(context, Vec::new());
     };
     let unused = found(&store)?.into_iter().filter(|it| it.container.is_none());
-    let unused: Vec<_> = unused.filter(|it| filters.fit(it)).map(|it| it.name).collect();
-    if !args.force && !unused.is_empty() {
-        bail!(
-            "this removes all files of {}: {}; add --force",
-            report::count(unused.len(), "volume"),
-            unused.join(", ")
-        );
+    let is_doomed = |it: &FoundVolume| args.all || it.record.as_ref().is_ok_and(|it| it.anonymous);
+    let unused = unused.filter(|it| is_doomed(it) && filters.fit(it));
+    let unused: Vec<_> = unused.map(|it| it.name).collect();
+    if !args.force && !is_confirmed(args, &unused)? {
+        return Ok(Answer::Yes);
     }
     let mut removed = Vec::new();
     for name in unused {
@@ -452,28 +504,27 @@ fn prune(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
             Err(error) => return Err(error.into()),
         }
     }
-    tell_removed(context, removed)
+    tell(context, removed)
 }
 
-/// Removes the volumes that belonged to containers that are gone. A failure is only logged, because the next command
-/// tries again.
-pub(crate) fn clear_unneeded(store: &Store) {
-    if let Err(error) = store.clear_volumes() {
-        tracing::warn!(error = report::chain(&error), "cannot remove the volumes of a container");
+/// Lists the volumes, and asks whether to remove them. The texts are those of podman.
+fn is_confirmed(args: &Volume, doomed: &[String]) -> anyhow::Result<bool> {
+    let (kind, none) = match args.all {
+        true => ("volumes", "No dangling volumes found"),
+        false => ("anonymous volumes", "No dangling anonymous volumes found"),
+    };
+    let warning = format!(
+        "this removes all files of {kind} that no container uses, running or stopped. The following volumes will be \
+        removed:"
+    );
+    if doomed.is_empty() {
+        report::error_line(&format!(
+            "WARNING: {warning}
+{none}"
+        ));
+        return Ok(false);
     }
-}
-
-/// As [`clear_unneeded`], for the store in this directory.
-pub(crate) fn clear_unneeded_in(context: &Context, store: &Path) {
-    match Store::open(store, context.who(), OpenOptions::write()) {
-        Ok(store) => clear_unneeded(&store),
-        Err(error) => {
-            tracing::warn!(
-                error = report::chain(&error),
-                "cannot remove the volumes of a container"
-            );
-        }
-    }
+    prompt::is_confirmed(&warning, doomed)
 }
 
 #[cfg(test)]
@@ -501,11 +552,11 @@ mod tests {
         ];
         let parse = |texts: &[&str]| {
             let texts: Vec<_> = texts.iter().map(|&it| it.to_owned()).collect();
-            VolumeFilters::parse(&texts)
+            ItemFilters::parse(&texts, &FILTERS)
         };
         let check = |texts: &[&str], expect: &[&str]| {
             let filters = parse(texts).unwrap();
-            let fitting = all.iter().filter(|it| filters.fit(it));
+            let fitting = all.iter().filter(|it| filters.fit(*it));
             assert_eq!(fitting.map(|it| it.name.as_str()).collect::<Vec<_>>(), expect);
         };
         check(&[], &["web", "web2", "db"]);

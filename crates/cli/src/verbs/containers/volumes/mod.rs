@@ -1,0 +1,5 @@
+//! The verb `volume`.
+
+mod archive;
+pub(crate) mod unneeded;
+pub(crate) mod verb;
