@@ -50,10 +50,10 @@ fn page() -> String {
     let mut page = Page(START.to_owned());
     page.table::<FailureReport>(
         "A failure (one line on standard error)",
-        "Commands for images, for the store and for services exit with 3 for the kind `absent`, 4 for `refused`, 5 for `network`, 6\n\
-         for `full`, and 2 for the others. They exit with 1 if they find damage or a difference, which is no failure. Commands for\n\
-         containers, volumes and networks have 125, and `rm` also 1 and 2. `run`, `exec` and `trace` exit with the code of the\n\
-         program, or with 125 to 127.",
+        "Commands for images, for the store and for services exit with 3 for the kind `absent`, 4 for `refused`, 5 for\n\
+         `network`, 6 for `full`, and 2 for the others. They exit with 1 if they find damage or a difference, which is no\n\
+         failure. Commands for containers, volumes and networks have 125, and `rm` also 1 and 2. `run`, `exec` and `trace` exit\n\
+         with the code of the program, or with 125 to 127.",
     );
     page.table::<ImportReport>("import, commit, convert", "");
     page.table::<MergeReport>("merge", "");

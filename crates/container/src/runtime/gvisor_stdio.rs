@@ -172,8 +172,7 @@ impl Input {
             let unsent = copy_to_pipe(&mut file, writer, &ended);
             (file, unsent)
         })?;
-        // The thread is joined only for a file with a position. For other files it may block in `read`, because
-        // another process may read the data that `poll` has reported.
+        // For other files the thread may block in `read`, because another process may read the data that `poll` reported.
         Ok(has_position.then_some(Self { reader, thread }))
     }
 

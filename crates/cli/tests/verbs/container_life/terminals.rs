@@ -324,7 +324,7 @@ fn whatever_ends_quire_the_terminal_is_as_it_was() {
     }
 }
 
-/// Of a kept container, the log has what the caller's terminal has shown.
+/// The log of a kept container has what the caller's terminal has shown.
 #[test]
 fn a_kept_container_with_a_terminal_has_a_log() {
     let Some(place) = place() else { return };
@@ -386,7 +386,7 @@ fn start_sleep(place: &Place, runtime: &str) {
     place.out(&format!("run --quiet -d -u 0 --runtime {runtime} --name c a sleep 1000"));
 }
 
-/// A container in the background may have a terminal of its own. Source: podman-exec(1), `--tty`.
+/// A container in the background may have another terminal. Source: podman-exec(1), `--tty`.
 #[test]
 fn a_program_has_a_terminal_besides_the_containers() {
     let Some(place) = place() else { return };
