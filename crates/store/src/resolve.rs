@@ -90,8 +90,9 @@ impl Store {
                 [] => {}
                 [image] => {
                     let found = refs.iter().find(|it| it.1.image == image);
-                    let (name, manifest) = found
-                        .map_or((None, None), |(name, reference)| (named(name), reference.manifest));
+                    let (name, manifest) = found.map_or((None, None), |(name, reference)| {
+                        (named(name), reference.manifest)
+                    });
                     return Ok(Resolved { image, name, manifest });
                 }
                 _ => return Err(ResolveError::Ambiguous { prefix, images: ids }),

@@ -117,12 +117,8 @@ pub(crate) fn commit(context: &Context, args: &Commit) -> anyhow::Result<Answer>
     };
     // The image below has this form already.
     let form = looked.image.form;
-    let options = ImportOptions {
-        name: name.as_ref(),
-        kept_unnamed: true,
-        form,
-        ..ImportOptions::default()
-    };
+    let options =
+        ImportOptions { name: name.as_ref(), kept_unnamed: true, form, ..ImportOptions::default() };
     let (report, done) = environment.during(|environment| {
         looked.through(&store, paused, environment.cancel, |tar| -> anyhow::Result<_> {
             Ok(transfer::commit::commit(&store, &made, tar, environment, &options)?)

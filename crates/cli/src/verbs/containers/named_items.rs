@@ -43,7 +43,8 @@ pub(crate) fn check_options<A: ValueEnum + PartialEq>(
     for ActionOption { option, is_given, actions } in options {
         if *is_given && !actions.contains(action) {
             let names = actions.iter().filter_map(ValueEnum::to_possible_value);
-            let names: Vec<_> = names.map(|it| format!("`quire {verb} {}`", it.get_name())).collect();
+            let names: Vec<_> =
+                names.map(|it| format!("`quire {verb} {}`", it.get_name())).collect();
             bail!("{option} is for {}", names.join(" and "));
         }
     }

@@ -125,9 +125,8 @@ fn history(context: &Context, args: &History) -> anyhow::Result<Answer> {
     let mut all = steps(&history, &sizes(&store, &stored));
     if let Some(newest) = all.first_mut() {
         let (refs, _) = store.refs.readable()?;
-        let names = refs
-            .into_iter()
-            .filter(|(name, it)| it.image == found.image && !name.is_unnamed());
+        let names =
+            refs.into_iter().filter(|(name, it)| it.image == found.image && !name.is_unnamed());
         newest.id = found.image.to_string();
         newest.tags = names.map(|(name, _)| name.to_string()).collect();
     }

@@ -192,8 +192,7 @@ pub(crate) fn show(context: &Context, args: &Show) -> anyhow::Result<Answer> {
     tell_bad(&bad);
     // A damaged name may belong to this image.
     let answer = if bad.is_empty() { Answer::Yes } else { Answer::No };
-    let refs =
-        refs.into_iter().filter(|(name, it)| it.image == found.image && !name.is_unnamed());
+    let refs = refs.into_iter().filter(|(name, it)| it.image == found.image && !name.is_unnamed());
     let names: Vec<_> = refs.map(|(name, _)| name.to_string()).collect();
     let stored = match found.manifest.map(|it| StoredImage::load(&store, &it)) {
         // `fsck` reports missing documents.

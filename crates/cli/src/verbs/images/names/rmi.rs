@@ -59,9 +59,8 @@ struct DoomedName {
 fn image_names(store: &Store, text: &str, force: bool) -> anyhow::Result<Vec<DoomedName>> {
     let is_name = text.parse().is_ok_and(|name| !matches!(store.refs.get(&name), Ok(None)));
     let digest = text.parse::<Digest>().ok();
-    let is_id = |id: &str| {
-        !is_name && (digest.is_some() || id.starts_with(&text.to_ascii_lowercase()))
-    };
+    let is_id =
+        |id: &str| !is_name && (digest.is_some() || id.starts_with(&text.to_ascii_lowercase()));
     let id = store.resolve(text).ok().map(|it| it.image).filter(|it| is_id(&it.to_string()));
     let Some(id) = id else {
         let name = image_name(store, text, force)?;

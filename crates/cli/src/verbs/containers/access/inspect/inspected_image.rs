@@ -66,9 +66,8 @@ pub(crate) struct InspectedRootReport {
 impl InspectedImageReport {
     pub(crate) fn new(store: &Store, found: &Resolved) -> anyhow::Result<Self> {
         let (refs, _) = store.refs.readable()?;
-        let names = refs
-            .into_iter()
-            .filter(|(name, it)| it.image == found.image && !name.is_unnamed());
+        let names =
+            refs.into_iter().filter(|(name, it)| it.image == found.image && !name.is_unnamed());
         let names: Vec<_> = names.map(|(name, _)| name.to_string()).collect();
         let stored = match found.manifest.map(|it| StoredImage::load(store, &it)) {
             // `fsck` reports missing documents.
