@@ -24,7 +24,7 @@ pub struct Volume {
     /// Whether the files get the owner of the container's program at each start. Requests of Quire 0.1 lack the field.
     #[serde(default)]
     pub chown: bool,
-    /// What the files cannot do in the container. Requests of Quire 0.1 lack the field.
+    /// Forbidden uses of the files. Requests of Quire 0.1 lack the field.
     #[serde(default)]
     pub restrictions: Restrictions,
 }

@@ -30,6 +30,7 @@ pub enum Durable {
 }
 
 #[derive(Debug, Clone, Copy)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of imports")]
 pub struct ImportOptions<'a> {
     /// Name for the image. An image without a name is garbage at once, unless `kept_unnamed` is set.
     pub name: Option<&'a RefName>,

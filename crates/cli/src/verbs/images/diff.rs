@@ -135,7 +135,7 @@ impl PathLists {
     fn of(found: &[Difference<'_>], new: &Tree) -> Self {
         let mut lists = Self::default();
         // As in podman, the root is in no list.
-        for it in found.iter().filter(|it| !it.path.is_empty()) {
+        for it in found.iter().filter(|it| !matches!(&*it.path, b"" | b"/")) {
             let list = match it.change {
                 Change::Changed(_) => &mut lists.changed,
                 Change::Added => {

@@ -9,7 +9,7 @@ use crate::Place;
 use crate::registry_verbs::logins::{guarded, run_with};
 use crate::registry_verbs::registries::{place, start_with};
 
-/// Starts a registry that has a certificate of its own, and one user.
+/// Starts a registry that has a self-signed certificate, and one user.
 fn start_with_tls(place: &Place) -> Option<Daemon> {
     let users = guarded(place);
     let (key, certificate) = (place.path("key.pem"), place.path("certificate.pem"));
@@ -65,7 +65,7 @@ fn a_certificate_is_verified_unless_the_command_says_otherwise() {
     assert_ne!(run_with(&place, &format!("pull {target}"), "").code, Some(0));
     let ran = run_with(&place, &format!("pull --tls-verify=false {target}"), "");
     assert_eq!(ran.code, Some(0), "{}", ran.err);
-    // Of lasting settings, there is a file.
+    // Services need settings in a file.
     for line in ["fsck --tls-verify=false", "serve --lazy --tls-verify=false"] {
         let ran = run_with(&place, line, "");
         assert!(ran.code != Some(0) && ran.err.contains("hosts.toml"), "{line}: {}", ran.err);

@@ -65,8 +65,8 @@ pub(super) fn import(
 }
 
 /// Writes the files of a volume as a tar.
-pub(super) fn export(context: &Context, name: &str, file: Output) -> anyhow::Result<Answer> {
-    check_output(context, &file, true)?;
+pub(super) fn export(context: &Context, name: &str, file: &Output) -> anyhow::Result<Answer> {
+    check_output(context, file, true)?;
     let absent = || VolumeError::Absent(name.to_owned());
     let store = context.open_for(OpenOptions::read(), true)?.ok_or_else(absent)?;
     store.volumes.get(name)?.ok_or_else(absent)?;
@@ -86,7 +86,7 @@ pub(super) fn export(context: &Context, name: &str, file: Output) -> anyhow::Res
             let mut out = CancellableStream { inner: out, cancel: &cancel };
             Ok(pack(&data, b"", &Owners::default(), &mut out)?)
         };
-        output(&file, true, write, || {})
+        output(file, true, write, || {})
     })?;
     let skipped = exported.with_context(|| format!("cannot export volume {name}"))?;
     tell(context, &skipped);

@@ -164,7 +164,7 @@ impl VerbArgs for Volume {
             (VolumeAction::Import, _) => bail!("use `quire volume import NAME [FILE]`"),
             (VolumeAction::Export, [name]) => {
                 let file = self.output.last().filter(|it| it.as_os_str() != "-").cloned();
-                archive::export(context, name, file.map_or(Output::Stdout, Output::File))
+                archive::export(context, name, &file.map_or(Output::Stdout, Output::File))
             }
             (VolumeAction::Export, _) => bail!("use `quire volume export NAME --output FILE`"),
             (VolumeAction::Rm, []) if self.all => remove(context, self),
