@@ -217,7 +217,7 @@ pub(super) fn secret(address: impl std::fmt::Display) -> Option<Secret> {
 /// The first request by HTTP, after HTTPS has failed, has no credentials. A mirror is never asked by HTTP instead.
 #[test]
 fn unverified_registries_may_use_http() {
-    let plain = Server::start(|_, request| match request.header("authorization") {
+    let plain = Server::start(|request, _| match request.header("authorization") {
         None => reply(401).header("WWW-Authenticate", "Basic realm=\"x\""),
         Some(_) => reply(200).body("{}"),
     });
