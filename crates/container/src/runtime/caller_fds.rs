@@ -79,8 +79,7 @@ impl CallerFds {
         lock: Option<BorrowedFd<'a>>,
     ) -> Vec<BorrowedFd<'a>> {
         let lock = lifted.map(|it| it.as_fd()).or(lock);
-        let own = self.0.iter().map(|it| -> BorrowedFd<'a> { *it });
-        own.chain(lock).collect()
+        self.0.iter().copied().chain(lock).collect()
     }
 }
 

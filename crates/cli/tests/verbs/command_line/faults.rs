@@ -106,7 +106,7 @@ fn who_waits_for_a_container_hears_of_a_disk_that_fails() {
     let ran =
         broken(&place, &["wait", &name], Kind::Io, Mode::FromThenOn, &format!("containers/{name}"));
     place.out(&format!("rm -f {name}"));
-    assert_eq!(ran.code, Some(2), "{}", ran.err);
+    assert_eq!(ran.code, Some(125), "{}", ran.err);
     assert!(ran.err.contains(&name), "{}", ran.err);
 }
 

@@ -228,7 +228,7 @@ fn networks_end_with_their_containers() {
     serve(&place, "kept", &[&network[..], &["-p", "8081:80"]].concat());
     assert_eq!(bridges().len(), 1);
     let ran = place.run_each(&["run", "-p", "8081:80", "--network", "brief", "a", "true"]);
-    assert!(ran.code == Some(125) && ran.err.contains("8081"), "{}", ran.err);
+    assert!(ran.code == Some(126) && ran.err.contains("8081"), "{}", ran.err);
     place.out("stop --time 0 kept");
     nothing("the end of a container that is kept");
     place.out("start kept");

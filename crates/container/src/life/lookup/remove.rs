@@ -68,6 +68,9 @@ impl<'a> Removal<'a> {
         removed: &mut dyn FnMut(&str, Result<bool, KnownError>),
     ) {
         let mut begun = VecDeque::with_capacity(AT_ONCE);
+        if let [name] = names {
+            return removed(name, self.remove(name));
+        }
         for name in names {
             if begun.len() == AT_ONCE
                 && let Some((name, begun)) = begun.pop_front()
