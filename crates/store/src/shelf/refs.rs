@@ -189,7 +189,8 @@ impl RefName {
         if let Some(id) = name.strip_prefix('@') {
             let is_known = match id.split_once('-') {
                 Some((algorithm, hex)) => format!("{algorithm}:{hex}").parse::<Digest>().is_ok(),
-                None => id.parse::<ImageId>().is_ok(),
+                // Only one text stands for an id.
+                None => id.parse::<ImageId>().is_ok_and(|it| it.to_string() == id),
             };
             if !is_known {
                 return None;

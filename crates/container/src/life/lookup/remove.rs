@@ -113,7 +113,7 @@ impl<'a> Removal<'a> {
         Ok(Some(Begun { known, is_asked: false }))
     }
 
-    /// Kills a container, waits for its end, and removes what is left of it.
+    /// Kills a container, waits for its end, and removes the rest of it.
     fn finish(&self, Begun { known, is_asked }: Begun) -> Result<bool, KnownError> {
         let store = self.store;
         let id = &known.id;
