@@ -1,5 +1,6 @@
 //! Output: reports, tables, templates, filters of lists and progress.
 
+pub(crate) mod confirmation;
 pub(crate) mod list_filter;
 pub(crate) mod podman_text;
 pub(crate) mod progress;

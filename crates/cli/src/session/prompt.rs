@@ -1,7 +1,6 @@
 //! Asks questions on the terminal, with visible or hidden input.
 
 use std::fs::File;
-use std::io::{BufRead as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,25 +8,6 @@ use anyhow::{Context as _, bail};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 use zeroize::Zeroizing;
-
-use crate::output::report;
-
-/// Prints a warning about the removal of items, and asks on standard input whether to go on, as podman does.
-pub(crate) fn is_confirmed(warning: &str, items: &[String]) -> anyhow::Result<bool> {
-    report::error_line(&format!("WARNING: {warning}"));
-    for item in items {
-        report::error_line(item);
-    }
-    let mut error = std::io::stderr();
-    // The answer can also be given without the question.
-    let _asked = write!(error, "Continue? [y/N] ").and_then(|()| error.flush());
-    let mut line = String::new();
-    let read = std::io::stdin().lock().read_line(&mut line);
-    if read.context("cannot read standard input")? == 0 {
-        report::error_line("\nquire: there is no answer: --force removes without a question");
-    }
-    Ok(matches!(line.trim(), "y" | "Y" | "yes"))
-}
 
 /// Maximum length of a line that a terminal accepts, in bytes. Source: Linux, `N_TTY_BUF_SIZE`.
 const LINE_MAX: usize = 4096;

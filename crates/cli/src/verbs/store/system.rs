@@ -13,10 +13,9 @@ use store::{OpenOptions, RefName, Reference, Store, VolumeError};
 use crate::Answer;
 use crate::args::limits::seconds;
 use crate::output::report::{self, Bytes};
-use crate::output::{table, template};
+use crate::output::{confirmation, table, template};
 use crate::session::context::{Context, now};
 use crate::session::failure::UsageError;
-use crate::session::prompt;
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::networks::verb::clear_unused;
 use crate::verbs::containers::snapshots::clear_unneeded;
@@ -391,7 +390,7 @@ fn is_confirmed(args: &System) -> anyhow::Result<bool> {
         None if args.volumes => &[containers, networks, volumes, images],
         None => &[containers, networks, images],
     };
-    prompt::is_confirmed(&format!("this removes {}", what.join(" and ")), &[])
+    confirmation::is_confirmed(&format!("this removes {}", what.join(" and ")), &[])
 }
 
 #[cfg(test)]

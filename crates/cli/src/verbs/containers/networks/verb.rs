@@ -17,10 +17,9 @@ use store::{NetworkRecord, NetworkRecordError, OpenOptions, Store};
 use crate::Answer;
 use crate::args::labels::label;
 use crate::output::report::{self, Time};
-use crate::output::{table, template};
+use crate::output::{confirmation, table, template};
 use crate::session::context::{Context, now};
 use crate::session::failure::NetworkInUse;
-use crate::session::prompt;
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::named_items::{
     ActionOption, ItemFilters, NamedItem, check_options, choose, no_labels, print_formatted,
@@ -572,7 +571,7 @@ fn prune(context: &Context, args: &Network) -> anyhow::Result<Answer> {
     if !args.force && !unused.is_empty() {
         let count = report::count(unused.len(), "network");
         let warning = format!("this removes {count}, which no container uses:");
-        if !prompt::is_confirmed(&warning, &unused)? {
+        if !confirmation::is_confirmed(&warning, &unused)? {
             return Ok(Answer::Yes);
         }
     }

@@ -15,9 +15,8 @@ use transfer::export::Output;
 use crate::Answer;
 use crate::args::labels::label;
 use crate::output::report::{self, Time};
-use crate::output::{table, template};
+use crate::output::{confirmation, table, template};
 use crate::session::context::{Context, now};
-use crate::session::prompt;
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::named_items::{
     ActionOption, ItemFilters, NamedItem, check_options, choose, no_labels, print_formatted,
@@ -524,7 +523,7 @@ fn is_confirmed(args: &Volume, doomed: &[String]) -> anyhow::Result<bool> {
         ));
         return Ok(false);
     }
-    prompt::is_confirmed(&warning, doomed)
+    confirmation::is_confirmed(&warning, doomed)
 }
 
 #[cfg(test)]
