@@ -6,7 +6,7 @@ use anyhow::Context as _;
 
 use crate::output::report;
 
-/// Maximum length of an answer, in bytes. What follows is not read.
+/// Maximum length of an answer, in bytes. The rest is not read.
 const ANSWER_MAX: u64 = 4096;
 
 /// Prints a warning about the removal of items, and asks on standard input whether to go on, as podman does.

@@ -1,6 +1,6 @@
 //! `run`: a command in a container whose root is an image.
 //!
-//! Its steps: enter a user namespace ([`crate::verbs::enter_namespace`]), find the runtime and the image ([`find`]),
+//! Its steps: enter a user namespace ([`crate::verbs::enter_namespace`]), find the runtime and the image ([`find()`]),
 //! plan the container ([`request`]), and let [`container::life`] prepare and run it.
 
 pub(crate) mod args;

@@ -26,7 +26,7 @@ use crate::verbs::VerbArgs;
 pub(crate) struct Images {
     /// List only names that are or end with this one, such as debian; * stands for any part
     pub(crate) image: Option<String>,
-    /// List all names, which is the default. An image that `commit` or `untag` left without a name is <none>; `quire
+    /// List all names, which is the default. An image that `commit` or `untag` left without a name is `<none>`; `quire
     /// du` lists all images
     #[arg(short, long)]
     pub(crate) all: bool,

@@ -42,7 +42,7 @@ pub(crate) enum VolumeAction {
     /// Accepted for scripts of podman: the directory stays as it is
     #[value(alias = "umount")]
     Unmount,
-    /// Add the files of a tar, compressed or not, to a volume: NAME [FILE]; without FILE, of standard input
+    /// Add the files of a tar, compressed or not, to a volume: `NAME [FILE]`; without a file, of standard input
     Import,
     /// Write the files of a volume as a tar, to standard output
     Export,
