@@ -199,7 +199,7 @@ fn files_that_the_caller_has_open_are_not_kept_open() {
 }
 
 /// Returns processes of a program, or of any program, whose `file` below `/proc` contains this text.
-fn that_show(file: &str, text: &str, program: Option<&Path>) -> Vec<String> {
+pub(crate) fn that_show(file: &str, text: &str, program: Option<&Path>) -> Vec<String> {
     let all = fs::read_dir("/proc").unwrap().flatten();
     let pids = all.filter(|it| it.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit));
     let of_program = pids.filter(|it| {

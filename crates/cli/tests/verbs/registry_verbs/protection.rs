@@ -1,11 +1,13 @@
 //! `--tls-verify`, and the options of `login` and `logout`, with Debian's docker-registry.
 
-use std::process::Command;
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 use testing::daemon::{Daemon, PROGRAM};
 
 use crate::Place;
+use crate::container_life::inherited::that_show;
 use crate::registry_verbs::logins::{guarded, run_with};
 use crate::registry_verbs::registries::{place, start_with};
 
@@ -132,4 +134,25 @@ fn saved_credentials_are_shown_and_removed() {
     let ran = run_with(&place, "logout --all", "");
     assert_eq!(ran.out, "Removed login credentials for all registries\n", "{}", ran.err);
     assert_eq!(auths("run/containers/auth.json"), json!({}));
+}
+
+/// Every user of the host can read the command line of a process while it waits for the registry. Source:
+/// proc_pid_cmdline(5).
+#[test]
+fn a_password_is_not_in_the_list_of_processes() {
+    let place = Place::new();
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let host = silent.local_addr().unwrap().to_string();
+    let secret = format!("rosebud{}login", std::process::id());
+    let mut login = place.command(&["login", &host, "-u", "me", "--password", &secret]);
+    login.env("HOME", place.path("home")).env("XDG_RUNTIME_DIR", place.path("run"));
+    let mut login = login.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let connection = silent.accept().unwrap();
+    let shown = that_show("cmdline", &secret, None);
+    let waits = login.try_wait().unwrap().is_none();
+    login.kill().unwrap();
+    login.wait().unwrap();
+    drop(connection);
+    assert!(waits, "it waits for the registry");
+    assert_eq!(shown, Vec::<String>::new());
 }

@@ -29,7 +29,7 @@ pub(crate) struct Login {
     /// Read the password, or a token, from standard input instead of asking for it
     #[arg(long, requires = "user")]
     pub(crate) password_stdin: bool,
-    /// The password. Other users of the machine can see it while this command runs: --password-stdin hides it
+    /// The password. Other users of the machine can see it for a moment: --password-stdin hides it
     #[arg(
         short,
         long,
