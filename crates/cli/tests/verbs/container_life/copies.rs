@@ -421,20 +421,24 @@ fn mounts_of_a_container_at_rest_are_read_and_written() {
     fs::create_dir_all(place.path("dir/sub")).unwrap();
     write(&place.path("dir/sub/file"), b"deep\n", 0o644);
     write(&place.path("single"), b"old\n", 0o644);
+    write(&place.path("dir/target"), b"old\n", 0o644);
+    symlink(place.path("dir/target"), place.path("link")).unwrap();
     let _guard = Rm(&place, "web");
-    let options =
-        "-v one:/v -v two:/v/sub -v ./host:/v/sub/host -v ./single:/single -v ./dir:/fixed:ro";
+    let options = "-v one:/v -v two:/v/sub -v ./host:/v/sub/host -v ./single:/single -v ./dir:/fixed:ro -v ./link:/linked";
     place.out(&format!(
         "create --name web {options} a cat /v/file /v/sub/file /v/sub/host/file /single"
     ));
     let of = |volume: &str| place.path("store/volumes").join(volume).join("data");
-    for path in ["/v", "/v/sub/", "/v/sub/host/file", "/single"] {
+    for path in ["/v", "/v/sub/", "/v/sub/host/file", "/single", "/linked"] {
         place.out(&format!("cp file web:{path}"));
     }
     for path in [of("one").join("file"), of("two").join("file"), place.path("host/file")] {
         assert_eq!(fs::read_to_string(&path).unwrap(), "text\n", "{}", path.display());
     }
-    assert_eq!(fs::read_to_string(place.path("single")).unwrap(), "text\n");
+    for path in ["single", "dir/target"] {
+        assert_eq!(fs::read_to_string(place.path(path)).unwrap(), "text\n", "{path}");
+    }
+    assert!(place.path("link").is_symlink());
     let names = |path: &Path| {
         let mut all: Vec<_> =
             fs::read_dir(path).unwrap().map(|it| it.unwrap().file_name()).collect();

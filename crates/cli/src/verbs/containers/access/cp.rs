@@ -125,7 +125,7 @@ fn cp(context: &Context, args: &Cp) -> anyhow::Result<Answer> {
 }
 
 /// Prints a remark about files that were left out.
-fn tell(context: &Context, skipped: &Skipped) {
+pub(in crate::verbs::containers) fn tell(context: &Context, skipped: &Skipped) {
     let Some((path, what)) = &skipped.first else { return };
     let count = report::count(skipped.count, "file");
     let path = file_listing::name(path);

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context as _, bail};
 use container::changes::Owners;
-use container::copy::{Destination, LinkHandling, NewOwner, Skipped, pack, unpack};
+use container::copy::{Destination, LinkHandling, NewOwner, pack, unpack};
 use oci::source::Input;
 use rustix::fs::{Mode, OFlags};
 use store::{DiskRoom, OpenOptions, VolumeError};
@@ -20,8 +20,8 @@ use crate::output::stream::CancellableStream;
 use crate::session::context::Context;
 use crate::session::output_file::{check_output, output};
 use crate::session::signals::until_signal;
+use crate::verbs::containers::access::cp::tell;
 use crate::verbs::images::archives::load::LimitedReader;
-use crate::verbs::images::file_listing;
 
 /// Adds the files of a tar, compressed or not, to a volume. They replace files of the same names.
 pub(super) fn import(
@@ -91,12 +91,4 @@ pub(super) fn export(context: &Context, name: &str, file: &Output) -> anyhow::Re
     let skipped = exported.with_context(|| format!("cannot export volume {name}"))?;
     tell(context, &skipped);
     Ok(Answer::Yes)
-}
-
-/// Prints a remark about files that were left out.
-fn tell(context: &Context, skipped: &Skipped) {
-    let Some((path, what)) = &skipped.first else { return };
-    let count = report::count(skipped.count, "file");
-    let path = file_listing::name(path);
-    context.remark(&format!("leaving out {count}, such as {path}: {what}"));
 }

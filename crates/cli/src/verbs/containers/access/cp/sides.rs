@@ -197,15 +197,18 @@ impl RestingMount {
         all
     }
 
-    /// Finds a path below the mount point. Links stay inside the source.
+    /// Finds a path below the mount point. Links stay inside the source, which itself may be a link of the host.
     fn find(&self, source: &Path, below: &[u8]) -> Result<FoundPlace<'_>, Errno> {
-        let found = std::fs::metadata(source);
-        let is_directory = found.is_ok_and(|it| it.is_dir());
+        let source = std::fs::canonicalize(source);
+        let source = &source.map_err(|it| Errno::from_io_error(&it).unwrap_or(Errno::IO))?;
+        let is_directory = source.is_dir();
         if !is_directory && !below.is_empty() {
             return Err(Errno::NOTDIR);
         }
         let (directory, path) = match (is_directory, source.file_name()) {
-            (true, _) | (_, None) => (source, if below.is_empty() { &b"."[..] } else { below }),
+            (true, _) | (_, None) => {
+                (source.as_path(), if below.is_empty() { &b"."[..] } else { below })
+            }
             (false, Some(name)) => (source.parent().unwrap_or(Path::new("/")), name.as_bytes()),
         };
         let root = match self.opened.get() {
