@@ -75,12 +75,15 @@ struct Pair {
     images: Vec<(&'static str, Vec<String>)>,
 }
 
+/// What a step of the guest printed, for each way.
+type ByWay = Vec<(Way, Vec<u64>)>;
+
 /// Measurements of a pair: for reading all files in each way, and under load if the images have servers.
 struct Row {
     pair: Pair,
-    read: Vec<(Way, Vec<u64>)>,
+    read: ByWay,
     /// By load. Loads that failed are missing.
-    load: Vec<(&'static str, Vec<(Way, Vec<u64>)>)>,
+    load: Vec<(&'static str, ByWay)>,
     failed: Vec<&'static str>,
 }
 
