@@ -145,7 +145,7 @@ const BENCHES: [(&str, &str, Bench); 29] = [
 ];
 
 fn names() -> impl Iterator<Item = PossibleValue> {
-    let figures = "Only draw `docs/performance/overview.svg` again from the recorded figures, as every bench does at its end";
+    let figures = "Only make `overview.svg` and `figures.md` in `docs/performance` again from the recorded figures, as every bench does";
     let others = [(ALL, "All benches"), (FIGURES, figures)];
     let benches = BENCHES.iter().map(|(name, about, _)| (*name, *about));
     others.into_iter().chain(benches).map(|(name, about)| PossibleValue::new(name).help(about))

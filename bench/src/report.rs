@@ -7,6 +7,9 @@ use std::time::Duration;
 use anyhow::Result;
 use serde_json::{Value, json};
 
+use rig::figures;
+use rig::process::repository;
+
 use super::measure::{Memory, Outcome};
 use super::proc::field;
 use crate::command::run;
@@ -114,13 +117,22 @@ impl Report {
     /// Writes `NAME.md` and `NAME.json` into `dir`, and returns the Markdown text.
     pub(super) fn write(&self, dir: &Path, machine: &Machine) -> Result<String> {
         let (date, text) = (run!("date -u +%F")?, self.markdown());
-        let text = format!("{text}\n{}, {}.\n", date.trim(), machine.text());
+        let top = repository();
+        // A tree without git still gives a page.
+        let commit = run!("git -C {top} rev-parse --short=12 HEAD");
+        let commit = commit.unwrap_or_else(|_| String::from("commit unknown"));
+        let (date, commit, version) = (date.trim(), commit.trim(), figures::VERSION);
+        let machine = machine.text();
+        let text = format!("{text}\n{date}, {machine}, Quire {version} ({commit}).\n");
         fs::create_dir_all(dir)?;
         fs::write(dir.join(format!("{}.md", self.name)), &text)?;
         let json = json!({
             "bench": self.name,
-            "date": date.trim(),
-            "machine": machine.text(),
+            "date": date,
+            "machine": machine,
+            "version": version,
+            "commit": commit,
+            "sources": figures::sources_digest(self.name)?,
             "tables": self.tables.iter().map(Table::json).collect::<Vec<_>>(),
             "sizes": self.sizes.iter().map(Sizes::json).collect::<Vec<_>>(),
         });

@@ -1,12 +1,18 @@
-//! Draws the picture of the README from the figures that benches have recorded in `docs/performance/*.json`.
+//! Draws the picture of the README, and writes the page that compares figures with those of others, from what benches
+//! have recorded in `docs/performance/*.json`.
 //!
-//! The same figures give the same bytes: a test compares the picture with the recorded figures.
+//! The same figures give the same bytes: tests compare the picture and the page with the recorded figures.
+
+mod page;
+mod rows;
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
+
+pub use page::{PAGE, VERSION, page, sources_digest};
 
 /// File name of the picture, in the directory of the figures.
 pub const OVERVIEW: &str = "overview.svg";
@@ -231,10 +237,13 @@ pub fn overview(dir: &Path) -> Result<String> {
     ))
 }
 
-/// Draws the picture again, in the directory of the figures.
+/// Draws the picture and writes the page again, in the directory of the figures.
 pub fn write(dir: &Path) -> Result<()> {
-    let path = dir.join(OVERVIEW);
-    fs::write(&path, overview(dir)?).with_context(|| format!("cannot write {}", path.display()))
+    for (name, text) in [(OVERVIEW, overview(dir)?), (PAGE, page(dir)?)] {
+        let path = dir.join(name);
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
 }
 
 impl Panel {

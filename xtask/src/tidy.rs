@@ -363,18 +363,20 @@ fn performance_tables_stand_beside_their_numbers() {
     let in_folder = |end: &str| -> BTreeSet<String> {
         let paths =
             all.iter().filter_map(|it| it.strip_prefix("docs/performance/")?.strip_suffix(end));
-        paths.filter(|it| *it != "README").map(String::from).collect()
+        paths.filter(|it| !["README", "figures"].contains(it)).map(String::from).collect()
     };
     assert_eq!(in_folder(".md"), in_folder(".json"));
 }
 
 #[test]
-fn the_picture_of_the_readme_shows_the_recorded_figures() {
+fn the_picture_of_the_readme_and_the_page_of_figures_show_the_recorded_figures() {
     let dir = repository().join("docs/performance");
-    let drawn = rig::figures::overview(&dir).unwrap();
-    let there = fs::read_to_string(dir.join(rig::figures::OVERVIEW)).unwrap();
-    assert!(
-        there == drawn,
-        "`cargo xtask bench figures` draws docs/performance/overview.svg again"
-    );
+    let is_written = |name: &str, text: String| {
+        assert!(
+            fs::read_to_string(dir.join(name)).unwrap() == text,
+            "`cargo xtask bench figures` makes docs/performance/{name} again"
+        );
+    };
+    is_written(rig::figures::OVERVIEW, rig::figures::overview(&dir).unwrap());
+    is_written(rig::figures::PAGE, rig::figures::page(&dir).unwrap());
 }
