@@ -67,8 +67,8 @@ pub enum RequestError {
     /// Another version of Quire has written the file.
     #[error(
         "the settings of container {id} are recorded in format {found}, and this version of Quire \
-        reads format {VERSION}: use the version that made the container, or `quire commit {id} IMAGE`, which makes an \
-        image of its changes"
+        reads formats up to {VERSION}: use the version that made the container, or \
+        `quire commit {id} IMAGE`, which makes an image of its changes"
     )]
     Version {
         id: String,

@@ -189,7 +189,7 @@ impl Store {
                 Err(source) => {
                     let object = format!("the references of container {}", container.id);
                     let advice =
-                        format!("`quire rm --container --force {}` removes it", container.id);
+                        format!("`quire rm --force {}` removes it", container.id);
                     let (advice, source) = (advice.into(), source.into());
                     return Err(GcError::Unreadable { object, advice, source });
                 }

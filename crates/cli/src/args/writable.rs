@@ -7,6 +7,8 @@ use anyhow::bail;
 use container::root::WritableChoice;
 use kernel::mount::Durability;
 
+use crate::session::moment::decimal;
+
 /// Parses a value of `--writable`.
 pub(crate) fn writable(text: &str) -> Result<WritableChoice, String> {
     // A path may contain commas, so a suffix is parsed as an option only if it is unambiguous.
@@ -61,7 +63,8 @@ pub(crate) fn with_a_place(wish: WritableChoice) -> anyhow::Result<WritableChoic
 }
 
 /// Parses a number of bytes, optionally followed by `k`, `m`, `g` or `t` (powers of 1024), as `docker run --memory`
-/// and the mount option of tmpfs do. A `b` or `ib` may follow.
+/// and the mount option of tmpfs do. A `b` or `ib` may follow. The number may have a decimal fraction; a part of a byte
+/// is dropped. Source: docker's go-units, `size.go`, `RAMInBytes`.
 pub(crate) fn bytes(text: &str) -> Result<NonZeroU64, String> {
     let wrong = || {
         format!(
@@ -78,8 +81,9 @@ pub(crate) fn bytes(text: &str) -> Result<NonZeroU64, String> {
         "t" | "tb" | "tib" => 4,
         _ => return Err(wrong()),
     };
-    let number: u64 = digits.parse().map_err(|_error| wrong())?;
-    number.checked_mul(1 << (10 * power)).and_then(NonZeroU64::new).ok_or_else(wrong)
+    let unit = 1 << (10 * power);
+    let size = decimal(digits, unit).and_then(|it| u64::try_from(it).ok());
+    size.and_then(NonZeroU64::new).ok_or_else(wrong)
 }
 
 /// Minimum memory of a container, in bytes: the runtime's own process is in the container's cgroup while it starts
@@ -121,6 +125,24 @@ mod tests {
         ];
         for (text, expect) in cases {
             assert_eq!(writable(text), Ok(expect), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_size_may_have_a_fraction() {
+        for (text, expect) in [
+            ("1.5g", 3 << 29),
+            ("7.5m", 15 << 19),
+            ("0.5KiB", 512),
+            ("1.0", 1),
+            ("1.9b", 1),
+            (".5k", 512),
+            ("0.333333333333333333k", 341),
+        ] {
+            assert_eq!(bytes(text).map(NonZeroU64::get), Ok(expect), "{text}");
+        }
+        for text in [".", ".g", "1.5.g", "1,5g", "+1", "1e3", "0.1", "1.-5g", "1.5x"] {
+            assert!(bytes(text).is_err(), "{text}");
         }
     }
 

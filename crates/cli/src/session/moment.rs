@@ -85,8 +85,8 @@ fn seconds(text: &str) -> Option<i128> {
     Some(sign * decimal(number, SECOND)?)
 }
 
-/// Parses a decimal number and multiplies it with `unit`.
-fn decimal(number: &str, unit: i128) -> Option<i128> {
+/// Parses a decimal number and multiplies it with `unit`. A part of one is dropped.
+pub(crate) fn decimal(number: &str, unit: i128) -> Option<i128> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     let is_number =
         |text: &str| text.len() <= DIGITS_MAX && text.bytes().all(|it| it.is_ascii_digit());

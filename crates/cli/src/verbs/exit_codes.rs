@@ -9,6 +9,8 @@ pub(crate) enum ExitCodes {
     Kinds,
     /// Those of podman's commands for containers, volumes and networks.
     Objects,
+    /// Those of groups of such commands, of which some remove or look for one.
+    Groups,
     /// Those of podman's commands that remove these.
     Removal,
     /// Those of commands that start containers in the background.
@@ -22,7 +24,8 @@ impl ExitCodes {
     pub(crate) const fn text(self) -> &'static str {
         match self {
             Self::Kinds => KINDS,
-            Self::Objects | Self::Removal => OBJECTS,
+            Self::Objects => OBJECTS,
+            Self::Groups | Self::Removal => REMOVAL,
             Self::Start => START,
             Self::Run => RUN,
         }
@@ -33,7 +36,7 @@ impl ExitCodes {
         match self {
             Self::Kinds => crate::FAILED,
             // The programs of `run` and `exec` may exit with 2 themselves.
-            Self::Objects | Self::Removal | Self::Start | Self::Run => FAILED,
+            Self::Objects | Self::Groups | Self::Removal | Self::Start | Self::Run => FAILED,
         }
     }
 }
@@ -45,7 +48,10 @@ const KINDS: &str = "\
     disk is full";
 
 /// Exit codes of verbs for containers, volumes and networks.
-const OBJECTS: &str = "\
+const OBJECTS: &str = "Exit codes: 0 success; 125 any failure";
+
+/// Exit codes of verbs that remove these, and of groups with such verbs.
+const REMOVAL: &str = "\
     Exit codes: 0 success; 1 `rm` or `exists` finds no such container, volume or network; 2 `rm` refuses one that runs \
     or is in use; 125 any other failure";
 

@@ -147,7 +147,7 @@ impl VerbArgs for ContainerGroup {
         kill, logs, port, ps, restart, rm, run, start, stop and wait.";
     const EXAMPLES: &'static str = "quire container ls --all\n  quire container prune --force";
     const PRINTS_JSON: bool = false;
-    const EXIT_CODES: ExitCodes = ExitCodes::Objects;
+    const EXIT_CODES: ExitCodes = ExitCodes::Groups;
 
     fn call(&self, _context: &Context) -> anyhow::Result<Answer> {
         Err(unknown(Self::NAME, self.words.first()))

@@ -20,6 +20,8 @@ mod json;
 pub(crate) mod mounts;
 pub(crate) mod option_groups;
 pub(crate) mod podman_hints;
+#[cfg(all(test, feature = "disk", feature = "registry", feature = "serve"))]
+mod promises;
 #[cfg(feature = "serve")]
 pub(crate) mod run_defaults;
 #[cfg(feature = "serve")]

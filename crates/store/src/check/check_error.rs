@@ -29,7 +29,7 @@ pub enum FsckError {
     /// Something needs a container's snapshot that is damaged.
     #[error(
         "{user} needs snapshot {id}, so the damaged snapshot stays: remove what needs it \
-        (`quire rm --container --force`, `quire snapshot rm`), and repair again"
+        (`quire rm --force`, `quire snapshot rm`), and repair again"
     )]
     SnapshotNeeded {
         id: String,

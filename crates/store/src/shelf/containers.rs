@@ -112,7 +112,7 @@ pub enum ContainerError {
     Volume { id: String, source: VolumeError },
     /// The container's record cannot be read.
     #[error(
-        "the record of container {id} is damaged: `quire rm --container --force {id}` removes it"
+        "the record of container {id} is damaged: `quire rm --force {id}` removes it"
     )]
     Damaged { id: String, source: RecordError },
     #[error("the store {} is open read-only", .0.display())]

@@ -73,7 +73,7 @@ pub(crate) fn fsck(context: &Context, args: &Fsck) -> anyhow::Result<Answer> {
                 // An import would not restore the data that the container has written, and the container may be
                 // running.
                 context.remark(&format!(
-                    "container {id} stays, with its writable layer: `quire rm --container --force {id}` removes it"
+                    "container {id} stays, with its writable layer: `quire rm --force {id}` removes it"
                 ));
             }
         }

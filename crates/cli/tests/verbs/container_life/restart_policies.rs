@@ -301,6 +301,17 @@ fn a_log_driver_keeps_or_drops_the_output() {
         let log = place.path("store/containers").join(name).join("log");
         assert_eq!(fs::read_to_string(log).unwrap(), "");
     }
+    let inspected = |name: &str, field: &str| {
+        let template = format!("{{{{.HostConfig.LogConfig.{field}}}}}");
+        place.run_each(&["inspect", "--format", &template, name]).out
+    };
+    assert_eq!(
+        (inspected("mute", "Type"), inspected("mute", "Path")),
+        ("none\n".into(), "\n".into())
+    );
+    assert_eq!(inspected("small", "Type"), "k8s-file\n");
+    let records = fs::read_to_string(inspected("small", "Path").trim_end()).unwrap();
+    assert!(records.ends_with(" stdout F line 1000\n"), "{records}");
     let log = place.out("logs small");
     assert!(log.ends_with("line 1000\n") && !log.contains("line 1\n"), "{log}");
     for (options, expect) in [

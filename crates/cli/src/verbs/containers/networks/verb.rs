@@ -170,7 +170,7 @@ impl VerbArgs for Network {
         out through the host's network. Networks need the programs netavark and aardvark-dns.\n\n\
         A network that a container uses, running or stopped, is not removed without --force.";
     const EXAMPLES: &'static str = "quire network create --subnet 10.90.0.0/24 shop\n  quire run -d --network shop --name db postgres\n  quire run --network shop app -- psql -h db\n  quire network ls\n  quire network rm --force shop";
-    const EXIT_CODES: ExitCodes = ExitCodes::Objects;
+    const EXIT_CODES: ExitCodes = ExitCodes::Groups;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         self.check()?;

@@ -141,7 +141,7 @@ impl VerbArgs for Volume {
         --volumes` removes it with the container, and so does the end of a container that is not kept. A volume that a \
         container uses, running or stopped, is never removed.";
     const EXAMPLES: &'static str = "quire volume create --label app=shop data\n  quire volume export -o data.tar data\n  quire volume import data data.tar\n  quire run -v data:/data debian -- sh -c 'echo 1 >/data/file'\n  quire volume ls --filter dangling=true\n  quire volume rm data";
-    const EXIT_CODES: ExitCodes = ExitCodes::Objects;
+    const EXIT_CODES: ExitCodes = ExitCodes::Groups;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         self.check()?;

@@ -221,6 +221,19 @@ pub(crate) struct InspectedHostReport {
     port_bindings: BTreeMap<String, Vec<InspectedPortReport>>,
     /// `private` if the container's users are other users of the host; else empty.
     userns_mode: &'static str,
+    /// The log of the container's output.
+    log_config: InspectedLogReport,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct InspectedLogReport {
+    /// `k8s-file`, or `none` if no output is kept.
+    #[serde(rename = "Type")]
+    kind: &'static str,
+    /// Path of the newer file of the log; empty if the container has none.
+    path: String,
 }
 
 #[derive(Serialize)]
@@ -448,6 +461,17 @@ impl InspectedConfigReport {
     }
 }
 
+impl InspectedLogReport {
+    fn new(known: &KnownContainer, request: &ContainerRequest) -> Self {
+        if request.no_log {
+            return Self { kind: "none", path: String::new() };
+        }
+        let path = known.folder.join(folder::LOG);
+        let path = if path.exists() { path.display().to_string() } else { String::new() };
+        Self { kind: "k8s-file", path }
+    }
+}
+
 /// Seconds after which `stop` kills a container by default.
 const PATIENCE: u32 = 10;
 
@@ -497,6 +521,7 @@ impl InspectedHostReport {
             ulimits: spec.process.rlimits.iter().map(InspectedUlimitReport::of).collect(),
             port_bindings: by_name(ports),
             userns_mode: if request.ids == IdsChoice::Host { "" } else { "private" },
+            log_config: InspectedLogReport::new(known, request),
         }
     }
 }
