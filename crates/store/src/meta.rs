@@ -233,4 +233,13 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn the_document_lists_all_features() {
+        let document = include_str!("../../../docs/format/object-store.md");
+        let (_, part) = document.split_once("\n## Compatibility\n").unwrap();
+        for feature in super::KNOWN {
+            assert!(part.contains(&format!("`{feature}`: ")), "{feature}");
+        }
+    }
 }

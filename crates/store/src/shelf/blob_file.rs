@@ -149,3 +149,19 @@ const START: &str = ".start";
 const UNPROVEN: &str = ".unproven";
 
 const LACKING: &str = ".lacking";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_document_has_a_row_for_each_kind() {
+        let document = include_str!("../../../../docs/format/object-store.md");
+        for end in [
+            PARTIAL, PULL, CHUNKS, SIGNATURES, ORIGINS, TRACES, HOT, INDEX, START, UNPROVEN,
+            LACKING,
+        ] {
+            assert!(document.contains(&format!("{end}` | ")), "{end}");
+        }
+    }
+}
