@@ -29,6 +29,7 @@ fn on_host(root: &OwnedFd) -> Destination<'_> {
         links: LinkHandling::Refused,
         owner: NewOwner::Caller,
         keeps_set_ids: false,
+        is_mounted_file: false,
     }
 }
 
@@ -200,6 +201,22 @@ fn a_racing_container_redirects_nothing_to_the_host() {
         assert!(made > 0, "no copy got through");
     });
     assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+}
+
+/// Another file in its place would have another owner, and other mounts and links of it would keep the old text.
+#[test]
+fn the_source_of_a_mount_is_overwritten() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+    fs::write(&from, "new").unwrap();
+    fs::write(&to, "old text").unwrap();
+    fs::set_permissions(&to, fs::Permissions::from_mode(0o640)).unwrap();
+    fs::hard_link(&to, folder.path().join("other")).unwrap();
+    let root = directory(folder.path());
+    let destination = Destination { is_mounted_file: true, ..in_container(&root, "") };
+    assert_eq!(copy(&from, "to", &destination).unwrap(), Skipped::default());
+    assert_eq!(fs::read_to_string(folder.path().join("other")).unwrap(), "new");
+    assert_eq!(fs::metadata(&to).unwrap().mode() & 0o7777, 0o640);
 }
 
 #[test]

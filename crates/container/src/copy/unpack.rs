@@ -54,6 +54,8 @@ pub struct Destination<'a> {
     pub owner: NewOwner<'a>,
     /// Whether files keep their set-user-id and set-group-id bits.
     pub keeps_set_ids: bool,
+    /// Whether the file to replace is the source of a container's mount, so it is overwritten as a mounted file.
+    pub is_mounted_file: bool,
 }
 
 impl Destination<'_> {
@@ -312,7 +314,8 @@ impl Unpacker<'_> {
         if kind == FileType::Directory {
             return Err(CopyError::refused(path, "the destination has a directory of this name"));
         }
-        if found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
+        let is_mounted = found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT);
+        if is_mounted || self.to.is_mounted_file {
             if is_kernels(&held).map_err(examined)? {
                 return Err(CopyError::refused(path, KERNELS));
             }

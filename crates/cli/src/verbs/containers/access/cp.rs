@@ -193,7 +193,7 @@ impl<'a> Target<'a> {
     ) -> anyhow::Result<Self> {
         let found = container.find(path)?;
         found.check_writable(path)?;
-        let FoundPlace { root, place, .. } = found;
+        let FoundPlace { root, place, is_mounted_file, .. } = found;
         let (directory, name) = match place.kind {
             Some(FileType::Directory) => (place.path(), None),
             Some(_) if source.is_directory => bail!(NOT_INTO_FILE),
@@ -202,7 +202,8 @@ impl<'a> Target<'a> {
             None if path.ends_with(b"/") => return Err(container.not_found(path, Errno::NOENT)),
             None => (place.directory, Some(place.name)),
         };
-        Ok(Self { destination: container.destination(archive, root, directory), name })
+        let destination = container.destination(archive, root, directory);
+        Ok(Self { destination: Destination { is_mounted_file, ..destination }, name })
     }
 }
 
@@ -244,6 +245,7 @@ impl HostTarget {
             links: LinkHandling::Refused,
             owner: if archive { NewOwner::Caller } else { NewOwner::OfTar(None) },
             keeps_set_ids: false,
+            is_mounted_file: false,
         }
     }
 }

@@ -48,6 +48,7 @@ pub(super) fn import(
         links: LinkHandling::Refused,
         owner: NewOwner::OfTar(None),
         keeps_set_ids: true,
+        is_mounted_file: false,
     };
     let cancel = AtomicBool::new(false);
     let imported = until_signal(&cancel, || -> anyhow::Result<_> {

@@ -122,6 +122,7 @@ impl LoadRun<'_> {
             links: LinkHandling::Refused,
             owner: NewOwner::Caller,
             keeps_set_ids: false,
+            is_mounted_file: false,
         };
         let cancel = self.environment.cancel;
         let source = LimitedReader { inner: &file, room: scratch.room(), cancel };

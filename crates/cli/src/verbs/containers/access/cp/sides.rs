@@ -224,7 +224,8 @@ impl RestingMount {
         if below.is_empty() {
             name = names(self.destination.as_bytes()).pop().unwrap_or_default();
         }
-        Ok(FoundPlace { root: root.as_fd(), place, name, is_read_only: self.is_read_only })
+        let (root, is_read_only) = (root.as_fd(), self.is_read_only);
+        Ok(FoundPlace { root, place, name, is_read_only, is_mounted_file: !is_directory })
     }
 }
 
@@ -236,6 +237,8 @@ pub(super) struct FoundPlace<'a> {
     pub(super) name: Vec<u8>,
     /// Whether it is in a mount that the container cannot write.
     is_read_only: bool,
+    /// Whether it is a single file of the host that a container at rest mounts.
+    pub(super) is_mounted_file: bool,
 }
 
 impl FoundPlace<'_> {
@@ -330,7 +333,8 @@ impl OpenedContainer {
         self.check_mounts(path, &whole, found.as_ref().ok())?;
         let place = found.map_err(|errno| self.not_found(path, errno))?;
         let name = place.name.clone();
-        Ok(FoundPlace { root: self.root(), place, name, is_read_only: false })
+        let root = self.root();
+        Ok(FoundPlace { root, place, name, is_read_only: false, is_mounted_file: false })
     }
 
     /// Returns the mount of a container at rest that has a path by its text, and the path below the mount point.
@@ -394,7 +398,14 @@ impl OpenedContainer {
             }
             false => NewOwner::OfTar(map),
         };
-        Destination { root, directory, links: LinkHandling::Inside, owner, keeps_set_ids: true }
+        Destination {
+            root,
+            directory,
+            links: LinkHandling::Inside,
+            owner,
+            keeps_set_ids: true,
+            is_mounted_file: false,
+        }
     }
 }
 
