@@ -48,8 +48,8 @@ const VERBS: &[(&[&str], &str)] = &[
     (&["context"], "Quire has no daemon: --store names another store"),
     (
         &["pod", "compose", "play", "kube", "swarm", "stack", "service", "node"],
-        "Quire runs only single containers: a service manager can start several, and --network \
-        container:NAME joins them",
+        "Quire has no pods: --network NAME connects several containers (`quire network create`), \
+        and a service manager starts them",
     ),
 ];
 
