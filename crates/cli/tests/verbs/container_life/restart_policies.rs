@@ -103,6 +103,16 @@ fn a_maximum_ends_the_restarts() {
     assert_eq!(inspected(&place, "twice")["State"]["StoppedByUser"], false);
 }
 
+/// Otherwise, a container whose program is gone would be started for ever.
+#[test]
+fn starts_that_fail_count_as_restarts() {
+    let Some(place) = place() else { return };
+    let _guard = Rm(&place, "gone");
+    start(&place, &["--name", "gone", "--restart", "on-failure:2"], "rm /bin/sh; exit 7");
+    wait_for("the end of the last attempt", || status(&place, "gone") == "exited");
+    assert_eq!((restarts(&place, "gone"), &*place.out("wait gone")), (2, "125\n"));
+}
+
 #[test]
 fn commands_find_a_container_between_two_runs() {
     let Some(place) = place() else { return };
