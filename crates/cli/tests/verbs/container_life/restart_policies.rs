@@ -113,6 +113,21 @@ fn starts_that_fail_count_as_restarts() {
     assert_eq!((restarts(&place, "gone"), &*place.out("wait gone")), (2, "125\n"));
 }
 
+/// They were all stopped.
+#[test]
+fn a_failed_restart_does_not_keep_others_from_theirs() {
+    let Some(place) = place() else { return };
+    let _guards = ["first", "owner", "other"].map(|it| Rm(&place, it));
+    fs::create_dir(place.path("kept")).unwrap();
+    start(&place, &["--name", "first", "--writable", "dir=kept"], "sleep 1000");
+    place.out("stop --time 0 first");
+    start(&place, &["--name", "owner", "--writable", "dir=kept"], "sleep 1000");
+    start(&place, &["--name", "other"], "sleep 1000");
+    let ran = place.run("restart --time 0 first other");
+    assert!(ran.code != Some(0) && ran.err.contains("in use"), "{}", ran.err);
+    assert_eq!((&*ran.out, status(&place, "other")), ("other\n", "running".into()));
+}
+
 #[test]
 fn commands_find_a_container_between_two_runs() {
     let Some(place) = place() else { return };
