@@ -8,9 +8,9 @@ use container::folder::{PID, RUNTIME_STATE, STOPPED};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::Place;
 use crate::container_life::containers::{Rm, ps, start};
 use crate::container_life::runs::{all_runtimes, mounts, place, runtimes, wait_for};
+use crate::{Place, add_programs};
 
 /// Counts the runs in a file. The third one goes on, and those before it fail.
 const COUNTED: &str = "echo run >> /count; n=0; while read x; do n=$((n+1)); done < /count; echo run $n; \
@@ -107,6 +107,8 @@ fn a_maximum_ends_the_restarts() {
 #[test]
 fn starts_that_fail_count_as_restarts() {
     let Some(place) = place() else { return };
+    add_programs(&place.path("tree"), &["/bin/rm"]);
+    place.out(&format!("import --quiet dir:{} a", place.path("tree").display()));
     let _guard = Rm(&place, "gone");
     start(&place, &["--name", "gone", "--restart", "on-failure:2"], "rm /bin/sh; exit 7");
     wait_for("the end of the last attempt", || status(&place, "gone") == "exited");
