@@ -37,9 +37,9 @@ fn a_beginning_of_two_ids_removes_nothing() {
         let ran = place.run(&format!("rm {options} abcabc"));
         assert!(ran.code == Some(125) && ran.err.contains("give more of the id"), "{}", ran.err);
     }
-    assert_eq!(names(&place, &["-a"]).len(), 2);
+    assert_eq!(names(&place, &["-a", "-q"]).len(), 2);
     place.out("rm --force abcabcabcab1 nothing");
-    assert_eq!(names(&place, &["-a"]), ["abcabcabcab2"]);
+    assert_eq!(names(&place, &["-a", "-q"]), ["abcabcabcab2"]);
 }
 
 /// Source: podman-ps(1), `--filter`.
