@@ -14,7 +14,7 @@ use store::{OperationError, Store};
 use super::definition::Definition;
 use super::place::{ATTACHED, LAST, NetworkPlace, Side, read, remove_file};
 use super::programs::NetavarkPrograms;
-use super::subnet::routes;
+use super::subnet::{Subnet, routes};
 use super::{JoinedNetworks, NetworksError, find_programs};
 use crate::bundle::etc_files::NetworkNames;
 use crate::folder::NETWORKS;
@@ -105,8 +105,10 @@ impl Reservation {
         place.sweep_locked();
         let others = place.attachments()?;
         check_ports(&guest.networks.ports, &others)?;
-        if place.side == Side::Host {
-            check_routes(&defined)?;
+        match place.side {
+            Side::Host => check_routes(&defined)?,
+            // The routes are those of the keeper's network, and other stores of the user have networks in it, too.
+            Side::Keeper => check_others(&defined, &others)?,
         }
         let mut endpoints = Vec::new();
         for (at, (network, wanted)) in defined.into_iter().enumerate() {
@@ -240,6 +242,28 @@ fn check_routes(defined: &[(Definition, Option<Ipv4Addr>)]) -> Result<(), Networ
                 name: network.name.clone(),
                 subnet: network.subnet.to_string(),
                 device: route.device.clone(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Refuses networks whose addresses belong to networks of other stores in which containers run.
+fn check_others(
+    defined: &[(Definition, Option<Ipv4Addr>)],
+    others: &[Attachment],
+) -> Result<(), NetworksError> {
+    for (network, _) in defined {
+        let overlaps = |it: &Endpoint| {
+            let subnet = it.subnet.parse::<Subnet>();
+            it.bridge != network.bridge && subnet.is_ok_and(|it| it.overlaps(&network.subnet))
+        };
+        if let Some(other) = others.iter().find(|it| it.endpoints.iter().any(overlaps)) {
+            return Err(NetworksError::Overlap {
+                name: network.name.clone(),
+                subnet: network.subnet.to_string(),
+                container: other.container.clone(),
+                store: other.store.display().to_string(),
             });
         }
     }
@@ -456,6 +480,18 @@ mod tests {
         assert!(!place.has_dead());
         files.remove(0);
         assert!(place.has_dead());
+    }
+
+    /// All stores of a user without root have their bridges in one network.
+    #[test]
+    fn networks_of_several_stores_do_not_overlap() {
+        let others = [attachment("c", Ipv4Addr::new(10, 90, 0, 2))];
+        let same = definition("10.90.0.0/29");
+        let bridge = || "quire-89abcdef".to_owned();
+        let other = |subnet| Definition { bridge: bridge(), ..definition(subnet) };
+        assert!(check_others(&[(same, None), (other("10.90.0.8/29"), None)], &others).is_ok());
+        let error = check_others(&[(other("10.90.0.0/24"), None)], &others).unwrap_err();
+        assert!(error.to_string().contains("container c of the store /s"), "{error}");
     }
 
     #[test]

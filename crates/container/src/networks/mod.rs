@@ -78,6 +78,11 @@ pub enum NetworksError {
         and `quire network create {name}` choose another one"
     )]
     Route { name: String, subnet: String, device: String },
+    #[error(
+        "subnet {subnet} of network {name} overlaps with a network of container {container} of the store {store}: stop \
+        that container, or `quire network rm {name}` and `quire network create --subnet SUBNET {name}`"
+    )]
+    Overlap { name: String, subnet: String, container: String, store: String },
     #[error("{0}")]
     Option(String),
     #[error("network {network} has no free address in {subnet}")]

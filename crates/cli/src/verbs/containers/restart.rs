@@ -79,13 +79,17 @@ fn restart(context: &Context, args: &Restart) -> anyhow::Result<Answer> {
     let wish = StopOptions { signal: None, timeout: args.time };
     stop_all(context, &store, running, wish)?;
     let starter = Starter::new(context, &store)?;
+    let mut failed: Option<anyhow::Error> = None;
     for id in ids {
-        match starter.begin(&id, Watcher::Monitor)? {
-            Begun::Runs(_) | Begun::Ran => report::line(&id)?,
-            Begun::Over(answer) => return Ok(answer),
+        match starter.begin(&id, Watcher::Monitor) {
+            Ok(Begun::Runs(_) | Begun::Ran) => report::line(&id)?,
+            Ok(Begun::Over(answer)) => return Ok(answer),
+            // The others were stopped as well, and must not stay so.
+            Err(error) if failed.is_none() => failed = Some(error),
+            Err(error) => context.remark(&format!("{error:#}")),
         }
     }
-    Ok(Answer::Yes)
+    failed.map_or(Ok(Answer::Yes), Err)
 }
 
 fn stop_all(

@@ -87,9 +87,16 @@ pub(crate) fn rm(context: &Context, args: &Rm) -> anyhow::Result<Answer> {
     let mut known_ids = BTreeSet::new();
     let (mut doomed, mut absent) = (Vec::new(), Vec::new());
     for name in names {
-        let Ok(known) = lookup::find_container(&store, &name) else {
-            absent.push(name);
-            continue;
+        let known = match lookup::find_container(&store, &name) {
+            Ok(known) => known,
+            // Such a container exists, and would stay without a word.
+            Err(error @ (KnownError::Ambiguous { .. } | KnownError::State { .. })) => {
+                return Err(error.into());
+            }
+            Err(_) => {
+                absent.push(name);
+                continue;
+            }
         };
         had_snapshot |= origins::snapshot(&known).is_some();
         had_volumes |= known.record.as_ref().is_some_and(|it| !it.volumes.is_empty());

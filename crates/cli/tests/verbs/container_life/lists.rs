@@ -24,6 +24,24 @@ fn three(place: &Place) -> [Rm<'_>; 3] {
     guards
 }
 
+/// `--force` ignores names that no container has, and not those that are unclear.
+#[test]
+fn a_beginning_of_two_ids_removes_nothing() {
+    let Some(place) = place() else { return };
+    let ids = ["abcabcabcab1", "abcabcabcab2"];
+    let _guards = ids.map(|it| Rm(&place, it));
+    for id in ids {
+        place.out(&format!("create --quiet --name {id} a true"));
+    }
+    for options in ["--force", "--ignore", "--force --volumes"] {
+        let ran = place.run(&format!("rm {options} abcabc"));
+        assert!(ran.code == Some(125) && ran.err.contains("give more of the id"), "{}", ran.err);
+    }
+    assert_eq!(names(&place, &["-a", "-q"]).len(), 2);
+    place.out("rm --force abcabcabcab1 nothing");
+    assert_eq!(names(&place, &["-a", "-q"]), ["abcabcabcab2"]);
+}
+
 /// Source: podman-ps(1), `--filter`.
 #[test]
 fn filters_choose_containers() {

@@ -8,9 +8,9 @@ use container::folder::{PID, RUNTIME_STATE, STOPPED};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::Place;
 use crate::container_life::containers::{Rm, ps, start};
 use crate::container_life::runs::{all_runtimes, mounts, place, runtimes, wait_for};
+use crate::{Place, add_programs};
 
 /// Counts the runs in a file. The third one goes on, and those before it fail.
 const COUNTED: &str = "echo run >> /count; n=0; while read x; do n=$((n+1)); done < /count; echo run $n; \
@@ -101,6 +101,33 @@ fn a_maximum_ends_the_restarts() {
     assert_eq!(place.out("logs fine"), "run\n");
     assert_eq!((restarts(&place, "twice"), restarts(&place, "fine")), (2, 0));
     assert_eq!(inspected(&place, "twice")["State"]["StoppedByUser"], false);
+}
+
+/// Otherwise, a container whose program is gone would be started for ever.
+#[test]
+fn starts_that_fail_count_as_restarts() {
+    let Some(place) = place() else { return };
+    add_programs(&place.path("tree"), &["/bin/rm"]);
+    place.out(&format!("import --quiet dir:{} a", place.path("tree").display()));
+    let _guard = Rm(&place, "gone");
+    start(&place, &["--name", "gone", "--restart", "on-failure:2"], "rm /bin/sh; exit 7");
+    wait_for("the end of the last attempt", || status(&place, "gone") == "exited");
+    assert_eq!((restarts(&place, "gone"), &*place.out("wait gone")), (2, "125\n"));
+}
+
+/// They were all stopped.
+#[test]
+fn a_failed_restart_does_not_keep_others_from_theirs() {
+    let Some(place) = place() else { return };
+    let _guards = ["first", "owner", "other"].map(|it| Rm(&place, it));
+    fs::create_dir(place.path("kept")).unwrap();
+    start(&place, &["--name", "first", "--writable", "dir=kept"], "sleep 1000");
+    place.out("stop --time 0 first");
+    start(&place, &["--name", "owner", "--writable", "dir=kept"], "sleep 1000");
+    start(&place, &["--name", "other"], "sleep 1000");
+    let ran = place.run("restart --time 0 first other");
+    assert!(ran.code != Some(0) && ran.err.contains("in use"), "{}", ran.err);
+    assert_eq!((&*ran.out, status(&place, "other")), ("other\n", "running".into()));
 }
 
 #[test]

@@ -2,9 +2,10 @@
 //! namespace that represents the host's network: bridges and rules of the firewall disappear with it.
 
 use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::num::NonZeroU64;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use kernel::mount::TmpfsOptions;
 use serde_json::Value;
@@ -252,6 +253,43 @@ fn networks_end_with_their_containers() {
     assert_eq!((&*ran.out, ran.code), ("", Some(0)), "a created container uses it: {}", ran.err);
     place.out("rm made");
     assert_eq!(place.out("network prune --force"), "brief\n");
+}
+
+/// A person may take long to answer.
+#[test]
+fn a_prune_keeps_a_network_that_a_container_joins_before_the_answer() {
+    let Some(place) = with_networks() else { return };
+    place.out("network create --subnet 10.90.82.0/24 late");
+    let mut command = place.command(&["network", "prune"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    // The names come before the question.
+    let mut said = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    while line != "late\n" {
+        line.clear();
+        assert_ne!(said.read_line(&mut line).unwrap(), 0);
+    }
+    let _made = Rm(&place, "made");
+    place.out("create --quiet --name made --network late a true");
+    child.stdin.take().unwrap().write_all(b"y\n").unwrap();
+    let ended = child.wait_with_output().unwrap();
+    assert!(ended.status.success() && ended.stdout.is_empty(), "{ended:?}");
+    assert_eq!(place.out("network ls -q"), "late\n");
+    place.out("network rm --force late");
+}
+
+/// As for volumes.
+#[test]
+fn without_a_store_there_is_no_network() {
+    let place = Place::new();
+    for (line, code) in [("network inspect one", 125), ("network rm one", 1)] {
+        let ran = place.run(line);
+        let said = "there is no network \"one\"";
+        assert!(ran.code == Some(code) && ran.err.contains(said), "{line}: {}", ran.err);
+    }
+    assert_eq!(place.out("network rm --force one"), "");
+    assert_eq!(place.run("network exists one").code, Some(1));
 }
 
 #[test]

@@ -389,8 +389,9 @@ fn launch_again(
     restarts: &mut Restarts<'_>,
     now: &dyn Fn() -> i64,
 ) -> Result<LaunchedProgram, RunError> {
-    let program = launch(start, None, None)?;
+    // A start that fails counts as well, so that a maximum ends such starts, too.
     state.restarts = restarts.add();
+    let program = launch(start, None, None)?;
     state.note_run(&program.process, now());
     if let Err(error) = state.begin_again(start.folder) {
         // Other commands could not find it.

@@ -1,6 +1,6 @@
 //! `network`: makes, lists and removes networks, which containers join by `--network NAME`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 
 use anyhow::{Context as _, bail};
@@ -475,9 +475,12 @@ fn list(context: &Context, args: &Network) -> anyhow::Result<Answer> {
 }
 
 fn inspect(context: &Context, args: &Network) -> anyhow::Result<Answer> {
-    let store = context.open(OpenOptions::read())?;
+    let all = match context.open_for(OpenOptions::read(), true)? {
+        Some(store) => found(&store)?,
+        None => Vec::new(),
+    };
     let absent = |name: &str| NetworkRecordError::Absent(name.to_owned()).into();
-    let wanted = choose(found(&store)?, &args.names, absent)?;
+    let wanted = choose(all, &args.names, absent)?;
     for network in &wanted {
         if let Ok(record) = &network.record
             && let Err(error) = Definition::check(&network.name, record.clone())
@@ -520,8 +523,11 @@ fn tell(context: &Context, names: Vec<String>) -> anyhow::Result<Answer> {
 }
 
 fn remove(context: &Context, args: &Network) -> anyhow::Result<Answer> {
-    let Some(store) = context.open_for(OpenOptions::write(), args.force)? else {
-        return tell(context, Vec::new());
+    let Some(store) = context.open_for(OpenOptions::write(), true)? else {
+        return match args.names.first().filter(|_| !args.force) {
+            Some(name) => Err(NetworkRecordError::Absent(name.clone()).into()),
+            None => tell(context, Vec::new()),
+        };
     };
     // All names are looked up before any network is removed.
     let all = found(&store)?;
@@ -533,11 +539,8 @@ fn remove(context: &Context, args: &Network) -> anyhow::Result<Answer> {
             None => return Err(NetworkRecordError::Absent(name.clone()).into()),
         }
     }
-    if let Some((network, user)) = doomed.iter().find_map(|it| Some((it, it.users.first()?)))
-        && !args.force
-    {
-        let (container, network) = (user.container.clone(), network.name.clone());
-        return Err(NetworkInUse { container, network }.into());
+    if !args.force {
+        refuse_used(doomed.iter().copied())?;
     }
     let now = || now().0;
     let removal = Removal::new(&store, IfRunning::Kill, OwnVolumes::Removed, &now);
@@ -547,6 +550,8 @@ fn remove(context: &Context, args: &Network) -> anyhow::Result<Answer> {
     join::sweep(context);
     let mut removed = Vec::new();
     let lock = store.lock_networks()?;
+    // A container may have been made since.
+    refuse_used(found(&store)?.iter().filter(|it| args.names.contains(&it.name)))?;
     for network in doomed {
         match store.networks.remove(&lock, &network.name) {
             // Another command has removed it.
@@ -558,6 +563,14 @@ fn remove(context: &Context, args: &Network) -> anyhow::Result<Answer> {
         }
     }
     tell(context, removed)
+}
+
+/// Returns an error if a container uses one of these networks.
+fn refuse_used<'a>(networks: impl IntoIterator<Item = &'a FoundNetwork>) -> anyhow::Result<()> {
+    let used = networks.into_iter().find_map(|it| Some((it, it.users.first()?)));
+    let Some((network, user)) = used else { return Ok(()) };
+    let (container, network) = (user.container.clone(), network.name.clone());
+    Err(NetworkInUse { container, network }.into())
 }
 
 fn prune(context: &Context, args: &Network) -> anyhow::Result<Answer> {
@@ -578,14 +591,16 @@ fn prune(context: &Context, args: &Network) -> anyhow::Result<Answer> {
     tell(context, clear(&store, &unused)?)
 }
 
-/// Removes networks, and returns the names of those that existed.
+/// Removes networks that no container uses by now, and returns the names of those that existed.
 fn clear(store: &Store, names: &[String]) -> anyhow::Result<Vec<String>> {
     if names.is_empty() {
         return Ok(Vec::new());
     }
     let mut removed = Vec::new();
     let lock = store.lock_networks()?;
-    for name in names {
+    let used = found(store)?.into_iter().filter(NamedItem::is_used).map(|it| it.name);
+    let used: BTreeSet<_> = used.collect();
+    for name in names.iter().filter(|it| !used.contains(*it)) {
         match store.networks.remove(&lock, name) {
             Err(NetworkRecordError::Absent(_)) => {}
             gone => {

@@ -34,7 +34,7 @@ pub(super) fn print(context: &Context) -> anyhow::Result<Answer> {
     report::line(unit.text()?.trim_end())?;
     context.remark(&match is_of_user {
         true => format!(
-            "write this to ~/.config/systemd/user/{NAME}; then `systemctl --user enable {NAME}` and `loginctl \\
+            "write this to ~/.config/systemd/user/{NAME}; then `systemctl --user enable {NAME}` and `loginctl \
             enable-linger` start the containers at boot"
         ),
         false => format!(
@@ -46,8 +46,11 @@ pub(super) fn print(context: &Context) -> anyhow::Result<Answer> {
 
 impl BootUnit {
     fn text(&self) -> anyhow::Result<String> {
-        let (program, store) = (word(&self.program)?, word(&self.store)?);
-        let named = if self.is_named { format!(" --store {store}") } else { String::new() };
+        let (program, store) = (word(&self.program, "$")?, word(&self.store, "$")?);
+        let named = match self.is_named {
+            true => format!(" --store {}", word(&self.store, "$$")?),
+            false => String::new(),
+        };
         let (needs, target) = match self.is_of_user {
             // A unit of a user cannot depend on units of the system.
             true => (String::new(), "default.target"),
@@ -81,8 +84,9 @@ impl BootUnit {
     }
 }
 
-/// Returns a path as a word of a unit. Source: systemd.service(5), "Command lines"; systemd.unit(5), "Specifiers".
-fn word(path: &Path) -> anyhow::Result<String> {
+/// Returns a path as a word of a unit. `dollar` stands for a `$`, which begins a variable only in the arguments of a
+/// program. Source: systemd.service(5), "Command lines"; systemd.unit(5), "Specifiers".
+fn word(path: &Path, dollar: &str) -> anyhow::Result<String> {
     let text = path.to_str().filter(|it| !it.contains(['\n', '\r']));
     let text = text.with_context(|| format!("a unit cannot have the path {path:?}"))?;
     let is_plain = |it: char| it.is_ascii_alphanumeric() || "/._-+@:".contains(it);
@@ -93,8 +97,9 @@ fn word(path: &Path) -> anyhow::Result<String> {
     for it in text.chars() {
         match it {
             '"' | '\\' => word.extend(['\\', it]),
-            // In a command line, a single one would begin a specifier or a variable.
-            '%' | '$' => word.extend([it, it]),
+            // A single one would begin a specifier.
+            '%' => word.push_str("%%"),
+            '$' => word.push_str(dollar),
             _ => word.push(it),
         }
     }
@@ -114,9 +119,27 @@ mod tests {
             (r#"/a"b\c"#, r#""/a\"b\\c""#),
             ("/100%/$HOME", r#""/100%%/$$HOME""#),
         ] {
-            assert_eq!(word(Path::new(path)).unwrap(), expect);
+            assert_eq!(word(Path::new(path), "$$").unwrap(), expect);
         }
-        assert!(word(Path::new("/a\nExecStart=/bin/sh")).is_err());
+        assert!(word(Path::new("/a\nExecStart=/bin/sh"), "$$").is_err());
+    }
+
+    /// Only in the arguments of a program does a `$` begin a variable.
+    #[test]
+    fn dollars_are_doubled_only_in_arguments() {
+        let unit = BootUnit {
+            program: "/$a/quire".into(),
+            store: "/srv/$b".into(),
+            is_named: true,
+            is_of_user: false,
+        };
+        let text = unit.text().unwrap();
+        for line in [
+            r#"ExecStart="/$a/quire" --store "/srv/$$b" start --at-boot"#,
+            r#"RequiresMountsFor="/srv/$b""#,
+        ] {
+            assert!(text.lines().any(|it| it == line), "{line}: {text}");
+        }
     }
 
     #[test]
