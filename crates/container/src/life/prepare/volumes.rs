@@ -270,8 +270,7 @@ impl VolumeUser<'_> {
             return Err(VolumesError::Danger(path.to_owned()));
         }
         let failed = OperationError::at("change the owner of", path);
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = rustix::fs::open(&real, flags, Mode::empty()).map_err(failed)?;
+        let file = open_real(&real).map_err(failed)?;
         self.own(&file, path)
     }
 
@@ -299,6 +298,13 @@ impl VolumeUser<'_> {
         });
         owned.map(drop).map_err(failed).map_err(VolumesError::from)
     }
+}
+
+/// Opens a path that has no symlinks. If another user has exchanged a directory of it for a link since it was resolved,
+/// it could lead to files of the host, and is refused.
+fn open_real(real: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    kernel::files::open_resolved(rustix::fs::CWD, real, flags, ResolveFlags::NO_SYMLINKS)
 }
 
 fn text(path: PathBuf) -> Result<String, VolumesError> {
@@ -345,6 +351,17 @@ mod tests {
     use store::OpenOptions;
 
     use super::*;
+
+    #[test]
+    fn a_directory_that_became_a_link_keeps_its_owner() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().canonicalize().unwrap();
+        fs::create_dir_all(folder.join("a/b")).unwrap();
+        assert!(open_real(&folder.join("a/b")).is_ok());
+        fs::rename(folder.join("a"), folder.join("c")).unwrap();
+        symlink("c", folder.join("a")).unwrap();
+        assert_eq!(open_real(&folder.join("a/b")).unwrap_err(), Errno::LOOP);
+    }
 
     fn store(folder: &Path) -> Store {
         let who = kernel::process::Who::this_process();
