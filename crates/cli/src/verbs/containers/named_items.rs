@@ -77,14 +77,18 @@ impl ItemFilters {
     }
 }
 
-/// Returns the items with these names, in the order of the names. `absent` makes the error of an unknown name.
+/// Returns the items with these names, in the order of the names; a repeated name gives one item. `absent` makes the
+/// error of an unknown name.
 pub(crate) fn choose<T: NamedItem>(
     mut all: Vec<T>,
     names: &[String],
     absent: impl Fn(&str) -> anyhow::Error,
 ) -> anyhow::Result<Vec<T>> {
-    let mut chosen = Vec::new();
+    let mut chosen: Vec<T> = Vec::new();
     for name in names {
+        if chosen.iter().any(|it| it.name() == name) {
+            continue;
+        }
         let at = all.iter().position(|it| it.name() == name);
         chosen.push(all.swap_remove(at.ok_or_else(|| absent(name))?));
     }

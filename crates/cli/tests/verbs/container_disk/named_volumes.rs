@@ -301,6 +301,8 @@ fn volumes_are_described_counted_and_checked() {
     assert_eq!(shown[0]["Mountpoint"], path);
     assert_eq!(shown[0]["Labels"], serde_json::json!({"a": "b", "c": ""}));
     assert_eq!(place.out("volume inspect --format {{.Mountpoint}} one"), format!("{path}\n"));
+    // A repeated name is not an absent one.
+    assert_eq!(place.out("volume inspect --format {{.Mountpoint}} one one"), format!("{path}\n"));
     let listed: Value = serde_json::from_str(&place.out("volume ls --json")).unwrap();
     assert_eq!((&listed[0]["volume"], &listed[0]["container"]), (&"one".into(), &Value::Null));
     assert_eq!(place.out("volume ls -q --filter label=a=b --filter dangling=true"), "one\n");
