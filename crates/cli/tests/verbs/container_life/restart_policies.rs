@@ -273,6 +273,26 @@ fn lists_of_containers_are_chosen_by_filters() {
     }
 }
 
+/// All are stopped before the first one starts again.
+#[test]
+fn a_container_that_does_not_restart_leaves_none_of_the_others_stopped() {
+    let Some(place) = place() else { return };
+    let _guards = ["r1", "r2", "r3"].map(|it| Rm(&place, it));
+    let gone = place.path("gone");
+    fs::create_dir(&gone).unwrap();
+    let mount = format!("type=bind,src={},dst=/mnt", gone.display());
+    start(&place, &["--name", "r1", "--mount", &mount], "exec sleep 1000");
+    for name in ["r2", "r3"] {
+        start(&place, &["--name", name], "exec sleep 1000");
+    }
+    fs::remove_dir(&gone).unwrap();
+    let ran = place.run("restart --time 0 r1 r2 r3");
+    assert!(ran.code != Some(0) && ran.out == "r2\nr3\n", "{} {}", ran.out, ran.err);
+    assert!(ran.err.contains("cannot start container r1"), "{}", ran.err);
+    assert!(ran.err.contains("1 of 3 containers did not start"), "{}", ran.err);
+    assert_eq!(place.out("ps --quiet --filter status=running"), "r2\nr3\n");
+}
+
 #[test]
 fn a_container_that_does_not_stay_has_no_restart_policy() {
     let Some(place) = place() else { return };
