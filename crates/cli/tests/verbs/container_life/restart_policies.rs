@@ -249,6 +249,26 @@ fn a_boot_starts_what_should_run() {
     assert_eq!(running, "always\nunless\n");
 }
 
+/// A rollback at rest exchanges the folder, which has the note of the user's stop.
+#[test]
+fn a_container_that_a_user_stopped_stays_stopped_at_boot_after_a_rollback() {
+    let Some(place) = place() else { return };
+    let _guard = Rm(&place, "w");
+    start(&place, &["--name", "w", "--restart", "unless-stopped"], "exec sleep 1000");
+    place.out("stop --time 0 w");
+    assert_eq!(place.out("rollback --image w"), "w\n");
+    assert_eq!(place.out("ps --all --quiet --filter should-start-on-boot=true"), "");
+    assert_eq!(place.out("start --at-boot"), "");
+    // A start takes the note away.
+    place.out("start w");
+    let listed = place.out("ps --quiet --filter should-start-on-boot=true");
+    assert_eq!(listed, "w\n");
+    // So does a rollback of a running container.
+    place.out("rollback --time 0 --image w");
+    let listed = place.out("ps --quiet --filter should-start-on-boot=true");
+    assert_eq!(listed, "w\n");
+}
+
 #[test]
 fn lists_of_containers_are_chosen_by_filters() {
     let Some(place) = place() else { return };
