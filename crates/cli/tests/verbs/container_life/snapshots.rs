@@ -463,6 +463,17 @@ fn a_container_goes_back_only_to_its_own_snapshots() {
     assert_eq!(exec(&place, "own", "cat /old"), "old\n");
 }
 
+#[test]
+fn a_snapshot_whose_name_cannot_be_printed_gets_to_the_disk() {
+    let Some(place) = with_programs() else { return };
+    let _guard = Rm(&place, "web");
+    start(&place, &["--name", "web"], "sleep 600");
+    let full = fs::File::create("/dev/full").unwrap();
+    let status = place.command(&["snapshot", "create", "web"]).stdout(full).status().unwrap();
+    assert!(!status.success());
+    wait_for("the snapshot to be on the disk", || snapshots(&place, "web")[0]["durable"] == true);
+}
+
 /// Such a snapshot may be gone after a crash, so no changes are removed for it.
 #[test]
 fn a_rollback_to_a_snapshot_that_the_disk_did_not_write_stops_nothing() {
