@@ -16,7 +16,7 @@ use store::{
 
 use crate::folder::{
     CODE, CONFIG, FILESTORE, LOG, LOG_OLDER, NETWORKS, OVER, PORTS, REQUEST, RUNTIME_PATH, STATE,
-    STATE_BEFORE, USERNS,
+    STATE_BEFORE, STOPPED, USERNS,
 };
 use crate::life::end::ended::sync_needed;
 use crate::life::end::teardown;
@@ -26,7 +26,7 @@ use crate::root::filestore::{self, Backing};
 use crate::root::{PlaceError, WritableChoice, WritablePlace};
 
 /// Files that the new folder shares with the old one.
-const SHARED: [&str; 11] = [
+const SHARED: [&str; 12] = [
     REQUEST,
     USERNS,
     PORTS,
@@ -37,6 +37,7 @@ const SHARED: [&str; 11] = [
     RUNTIME_PATH,
     STATE,
     STATE_BEFORE,
+    STOPPED,
     CODE,
 ];
 

@@ -11,6 +11,7 @@ use crate::output::report;
 use crate::session::context::{Context, now};
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::ps::filtered;
+use crate::verbs::containers::run::exit_code;
 use crate::verbs::containers::start::{Begun, Starter, Watcher, check_restart};
 use crate::verbs::exit_codes::ExitCodes;
 
@@ -79,17 +80,24 @@ fn restart(context: &Context, args: &Restart) -> anyhow::Result<Answer> {
     let wish = StopOptions { signal: None, timeout: args.time };
     stop_all(context, &store, running, wish)?;
     let starter = Starter::new(context, &store)?;
-    let mut failed: Option<anyhow::Error> = None;
-    for id in ids {
-        match starter.begin(&id, Watcher::Monitor) {
-            Ok(Begun::Runs(_) | Begun::Ran) => report::line(&id)?,
+    let mut failed = 0_usize;
+    for id in &ids {
+        match starter.begin(id, Watcher::Monitor) {
+            Ok(Begun::Runs(_) | Begun::Ran) => report::line(id)?,
             Ok(Begun::Over(answer)) => return Ok(answer),
-            // The others were stopped as well, and must not stay so.
-            Err(error) if failed.is_none() => failed = Some(error),
-            Err(error) => context.remark(&format!("{error:#}")),
+            Err(error) if ids.len() == 1 => return Err(error),
+            // The others are stopped, so they must be started all the same.
+            Err(error) => {
+                failed += 1;
+                let error = error.context(format!("cannot start container {id}"));
+                context.complain(&error, exit_code(&error));
+            }
         }
     }
-    failed.map_or(Ok(Answer::Yes), Err)
+    if failed > 0 {
+        bail!("{failed} of {} did not start", report::count(ids.len(), "container"));
+    }
+    Ok(Answer::Yes)
 }
 
 fn stop_all(

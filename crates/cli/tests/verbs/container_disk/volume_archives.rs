@@ -78,6 +78,17 @@ fn files_of_a_volume_are_exported_and_imported() {
     assert!(ran.code != Some(0) && ran.err.contains("cannot read the tar"), "{}", ran.err);
 }
 
+#[test]
+fn a_volume_stays_new_if_the_tar_does_not_exist() {
+    let Some(place) = place() else { return };
+    place.out("volume create fresh");
+    let ran = place.run("volume import fresh absent.tar");
+    assert!(ran.code != Some(0) && ran.err.contains("absent.tar"), "{}", ran.err);
+    // The container copies the files of its image, without which it could not start.
+    place.out("run --quiet -v fresh:/bin a true");
+    assert!(place.path("store/volumes/fresh/data/sh").exists());
+}
+
 /// A hostile tar must not write outside of the volume.
 #[test]
 fn a_tar_stays_inside_the_volume() {

@@ -117,20 +117,6 @@ fn starts_that_fail_count_as_restarts() {
 
 /// They were all stopped.
 #[test]
-fn a_failed_restart_does_not_keep_others_from_theirs() {
-    let Some(place) = place() else { return };
-    let _guards = ["first", "owner", "other"].map(|it| Rm(&place, it));
-    fs::create_dir(place.path("kept")).unwrap();
-    start(&place, &["--name", "first", "--writable", "dir=kept"], "sleep 1000");
-    place.out("stop --time 0 first");
-    start(&place, &["--name", "owner", "--writable", "dir=kept"], "sleep 1000");
-    start(&place, &["--name", "other"], "sleep 1000");
-    let ran = place.run("restart --time 0 first other");
-    assert!(ran.code != Some(0) && ran.err.contains("in use"), "{}", ran.err);
-    assert_eq!((&*ran.out, status(&place, "other")), ("other\n", "running".into()));
-}
-
-#[test]
 fn commands_find_a_container_between_two_runs() {
     let Some(place) = place() else { return };
     // Delays grow: after some restarts, the next one is seconds away.
@@ -276,6 +262,26 @@ fn a_boot_starts_what_should_run() {
     assert_eq!(running, "always\nunless\n");
 }
 
+/// A rollback at rest exchanges the folder, which has the note of the user's stop.
+#[test]
+fn a_container_that_a_user_stopped_stays_stopped_at_boot_after_a_rollback() {
+    let Some(place) = place() else { return };
+    let _guard = Rm(&place, "w");
+    start(&place, &["--name", "w", "--restart", "unless-stopped"], "exec sleep 1000");
+    place.out("stop --time 0 w");
+    assert_eq!(place.out("rollback --image w"), "w\n");
+    assert_eq!(place.out("ps --all --quiet --filter should-start-on-boot=true"), "");
+    assert_eq!(place.out("start --at-boot"), "");
+    // A start takes the note away.
+    place.out("start w");
+    let listed = place.out("ps --quiet --filter should-start-on-boot=true");
+    assert_eq!(listed, "w\n");
+    // So does a rollback of a running container.
+    place.out("rollback --time 0 --image w");
+    let listed = place.out("ps --quiet --filter should-start-on-boot=true");
+    assert_eq!(listed, "w\n");
+}
+
 #[test]
 fn lists_of_containers_are_chosen_by_filters() {
     let Some(place) = place() else { return };
@@ -298,6 +304,26 @@ fn lists_of_containers_are_chosen_by_filters() {
         let ran = place.run(line);
         assert!(ran.code != Some(0) && ran.err.contains("restart-policy"), "{line}: {}", ran.err);
     }
+}
+
+/// All are stopped before the first one starts again.
+#[test]
+fn a_container_that_does_not_restart_leaves_none_of_the_others_stopped() {
+    let Some(place) = place() else { return };
+    let _guards = ["r1", "r2", "r3"].map(|it| Rm(&place, it));
+    let gone = place.path("gone");
+    fs::create_dir(&gone).unwrap();
+    let mount = format!("type=bind,src={},dst=/mnt", gone.display());
+    start(&place, &["--name", "r1", "--mount", &mount], "exec sleep 1000");
+    for name in ["r2", "r3"] {
+        start(&place, &["--name", name], "exec sleep 1000");
+    }
+    fs::remove_dir(&gone).unwrap();
+    let ran = place.run("restart --time 0 r1 r2 r3");
+    assert!(ran.code != Some(0) && ran.out == "r2\nr3\n", "{} {}", ran.out, ran.err);
+    assert!(ran.err.contains("cannot start container r1"), "{}", ran.err);
+    assert!(ran.err.contains("1 of 3 containers did not start"), "{}", ran.err);
+    assert_eq!(place.out("ps --quiet --filter status=running"), "r2\nr3\n");
 }
 
 #[test]

@@ -463,6 +463,43 @@ fn a_container_goes_back_only_to_its_own_snapshots() {
     assert_eq!(exec(&place, "own", "cat /old"), "old\n");
 }
 
+#[test]
+fn a_snapshot_whose_name_cannot_be_printed_gets_to_the_disk() {
+    let Some(place) = with_programs() else { return };
+    let _guard = Rm(&place, "web");
+    start(&place, &["--name", "web"], "sleep 600");
+    let full = fs::File::create("/dev/full").unwrap();
+    let status = place.command(&["snapshot", "create", "web"]).stdout(full).status().unwrap();
+    assert!(!status.success());
+    wait_for("the snapshot to be on the disk", || snapshots(&place, "web")[0]["durable"] == true);
+}
+
+/// Such a snapshot may be gone after a crash, so no changes are removed for it.
+#[test]
+fn a_rollback_to_a_snapshot_that_the_disk_did_not_write_stops_nothing() {
+    let Some(place) = with_programs() else { return };
+    let _guard = Rm(&place, "web");
+    start(&place, &["--name", "web"], "sleep 600");
+    exec(&place, "web", "echo mine > /mine");
+    place.out("snapshot create web one");
+    wait_for("the snapshot to be on the disk", || snapshots(&place, "web")[0]["durable"] == true);
+    let before = ps(&place, "web").unwrap();
+    let id = snapshots(&place, "web")[0]["snapshot"].as_str().unwrap().to_owned();
+    let path = place.path("store/container-snapshots").join(id).join("snapshot.json");
+    let record = fs::read_to_string(&path).unwrap();
+    let mut record: Value = serde_json::from_str(record.lines().next().unwrap()).unwrap();
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    record["boot"] = format!("{} failed", boot.trim()).into();
+    let line = format!("{record}\n");
+    let check = store::Digest::sha256(line.as_bytes());
+    fs::write(&path, format!("{line}{check}\n")).unwrap();
+    let ran = place.run("rollback --time 0 web one");
+    assert!(ran.code != Some(0) && ran.err.contains("quire commit"), "{}", ran.err);
+    let after = ps(&place, "web").unwrap();
+    assert_eq!((&after["status"], &after["pid"]), (&"running".into(), &before["pid"]));
+    assert_eq!(exec(&place, "web", "cat /mine"), "mine\n");
+}
+
 /// The commands that list snapshots remove nothing.
 #[test]
 fn a_container_that_is_removed_at_its_end_takes_its_state_with_it() {

@@ -68,6 +68,8 @@ fn roll_back(context: &Context, args: &Rollback) -> anyhow::Result<Answer> {
         bail!(RollBackError::Directory { id: found.id, path });
     }
     let _held = target.map(|it| store.container_snapshots.chain(it)).transpose()?;
+    // The disk may take long, or have failed to write the snapshot.
+    target.map_or(Ok(()), |it| store.settle_container_snapshot(it))?;
     let id = found.id.clone();
     let had_snapshot = record.snapshot.is_some();
     let was_running = found.is_running();

@@ -124,16 +124,16 @@ fn create(context: &Context, container: &str, name: &SnapshotName) -> anyhow::Re
     let store = context.open(OpenOptions::write())?;
     let taken = take_snapshot(&store, container, name)?;
     let told = SnapshotTakenReport::of(&taken);
-    if context.json {
-        report::json(&told)?;
-    } else {
-        report::line(told.name.as_deref().unwrap_or(&told.snapshot))?;
-    }
+    let printed = match context.json {
+        true => report::json(&told),
+        false => report::line(told.name.as_deref().unwrap_or(&told.snapshot)),
+    };
     let id = taken.snapshot.id.clone();
     // The process in the background must not have it open, because then it could not be removed.
     drop(taken);
+    // Also if the caller does not read the name.
     settle_behind(&store, &id);
-    Ok(Answer::Yes)
+    printed.map(|()| Answer::Yes)
 }
 
 /// Takes a snapshot. A signal ends this before the container is frozen.

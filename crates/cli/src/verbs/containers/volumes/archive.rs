@@ -39,6 +39,11 @@ pub(super) fn import(
     let Some(store) = context.open_for(OpenOptions::write(), true)? else {
         return Err(VolumeError::Absent(name.to_owned()).into());
     };
+    if let Input::File(path) = &input {
+        // A container would not copy the files of its image into a volume that was open for writing.
+        let absent = || format!("cannot import {input} into volume {name}");
+        std::fs::metadata(path).with_context(absent)?;
+    }
     let data = store.open_volume_to_write(name)?;
     let room = DiskRoom::from_fd(data.as_fd())?;
     // The tar may be hostile: it cannot write outside of the volume.
