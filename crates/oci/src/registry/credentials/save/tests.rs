@@ -201,3 +201,32 @@ fn what_cannot_be_saved_changes_nothing() {
     assert!(place.path("link.json").is_symlink());
     assert_eq!(place.json("auth.json")["x"], 1);
 }
+
+#[test]
+fn logins_at_once_keep_each_others_entries() {
+    let place = Place::new(&[("auth.json", "")]);
+    let hosts: Vec<String> = (0..16).map(|number| format!("r{number}.io")).collect();
+    let at_once = |work: &(dyn Fn(&str) + Sync)| {
+        let start = std::sync::Barrier::new(hosts.len());
+        std::thread::scope(|scope| {
+            for host in &hosts {
+                let start = &start;
+                scope.spawn(move || {
+                    start.wait();
+                    work(host);
+                });
+            }
+        });
+    };
+    // The first round makes the file, the second one replaces it.
+    for _ in 0..2 {
+        at_once(&|host| assert_eq!(place.save(host), "in D/auth.json"));
+        for host in &hosts {
+            assert_eq!(place.found(host), me(), "{host}");
+        }
+    }
+    at_once(&|host| assert_eq!(place.keyring.erase(host).unwrap().from.len(), 1, "{host}"));
+    assert_eq!(place.json("auth.json"), json!({"auths": {}}));
+    let names = std::fs::read_dir(place.folder.path()).unwrap().count();
+    assert_eq!(names, 2, "only the file and the helper are there");
+}
