@@ -21,6 +21,8 @@ use crate::reference::DOCKER_HUB;
 
 /// Maximum number of other logins that may replace a file while one waits.
 const TURNS_MAX: usize = 1000;
+/// Maximum number of symlinks to a file, as in the kernel.
+const LINKS_MAX: usize = 40;
 
 /// The storage of credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -251,11 +253,7 @@ fn is_at(file: &File, path: &Path) -> bool {
 /// Writes a file that only its owner may read. An old file is replaced atomically, so that readers see the old file or
 /// the new one; `AlreadyExists` if there should be none.
 fn write(path: &Path, bytes: &[u8], replaces: bool) -> io::Result<()> {
-    // Replaces the target of a symlink, not the symlink.
-    let path = match path.canonicalize() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
-        other => other?,
-    };
+    let path = target(path)?;
     let folder = path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let mut draft = tempfile::Builder::new()
@@ -270,6 +268,23 @@ fn write(path: &Path, bytes: &[u8], replaces: bool) -> io::Result<()> {
     };
     persisted.map_err(|error| error.error)?;
     File::open(folder)?.sync_all()
+}
+
+/// Returns the path to which symlinks lead, because the target is replaced and not the symlink. The target need not
+/// exist.
+fn target(path: &Path) -> io::Result<PathBuf> {
+    let mut path = path.to_owned();
+    for _ in 0..LINKS_MAX {
+        match path.canonicalize() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            other => return other,
+        }
+        match path.read_link() {
+            Ok(to) => path = path.parent().unwrap_or(Path::new("")).join(to),
+            Err(_error) => return Ok(path),
+        }
+    }
+    Err(Errno::LOOP.into())
 }
 
 #[cfg(test)]

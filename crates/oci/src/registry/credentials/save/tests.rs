@@ -203,6 +203,22 @@ fn what_cannot_be_saved_changes_nothing() {
 }
 
 #[test]
+fn a_symlink_without_a_target_gets_one() {
+    let place = Place::new(&[("link.json", "")]);
+    std::os::unix::fs::symlink("second", place.path("link.json")).unwrap();
+    std::os::unix::fs::symlink(place.path("new/auth.json"), place.path("second")).unwrap();
+    assert_eq!(place.save("a.io"), "in D/link.json");
+    assert!(place.path("link.json").is_symlink() && place.path("second").is_symlink());
+    assert_eq!(place.json("new/auth.json"), json!({"auths": {"a.io": {"auth": AUTH}}}));
+    assert_eq!(place.found("a.io"), me());
+    // A loop has no target.
+    let place = Place::new(&[("loop.json", "")]);
+    std::os::unix::fs::symlink("loop.json", place.path("loop.json")).unwrap();
+    assert_eq!(place.save("a.io"), "cannot read D/loop.json");
+    assert!(place.path("loop.json").is_symlink());
+}
+
+#[test]
 fn logins_at_once_keep_each_others_entries() {
     let place = Place::new(&[("auth.json", "")]);
     let hosts: Vec<String> = (0..16).map(|number| format!("r{number}.io")).collect();
