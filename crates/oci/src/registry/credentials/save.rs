@@ -38,12 +38,12 @@ pub enum Kept {
     },
 }
 
-/// The result of removing the credentials for a registry.
+/// The result of removing the credentials for a registry, or for all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Removed {
     /// Storages from which they were removed.
     pub from: Vec<Kept>,
-    /// File of another tool that still has credentials for the registry.
+    /// File of another tool that still has credentials.
     pub left: Option<PathBuf>,
 }
 
@@ -124,25 +124,15 @@ impl Keyring {
                 from.push(Kept::Helper { name, file });
             }
         }
-        let mut left = None;
-        for other in &self.files[1..] {
-            if read::<super::File>(other)?.is_some_and(|it| {
-                it.auths.iter().any(|(key, entry)| {
-                    canonical_key(key) == host && !matches!(entry.credential(), Ok(None))
-                })
-            }) {
-                left.get_or_insert_with(|| other.clone());
-            }
-        }
-        Ok(Removed { from, left })
+        Ok(Removed { from, left: self.left(|key| key == host)? })
     }
 
     /// Removes the credentials for all registries that the first file names, from the file and from its helpers for
-    /// single registries.
+    /// single registries. `left` is a file of another tool that has credentials for any registry.
     ///
     /// # Errors
-    /// [`CredentialError`] if the file cannot be read or written, or if a helper fails.
-    pub fn erase_all(&self) -> Result<Vec<Kept>, CredentialError> {
+    /// [`CredentialError`] if a file cannot be read or written, or if a helper fails.
+    pub fn erase_all(&self) -> Result<Removed, CredentialError> {
         let path = self.files.first().ok_or(CredentialError::NoFile)?;
         let file = read::<super::File>(path)?.unwrap_or_default();
         let mut from = Vec::new();
@@ -153,7 +143,20 @@ impl Keyring {
                 }
             }
         }
-        Ok(from)
+        Ok(Removed { from, left: self.left(|_| true)? })
+    }
+
+    /// Returns the first file of another tool that has credentials for a wanted registry or repository.
+    fn left(&self, is_wanted: impl Fn(&str) -> bool) -> Result<Option<PathBuf>, CredentialError> {
+        for other in &self.files[1..] {
+            let file = read::<super::File>(other)?.unwrap_or_default();
+            if file.auths.iter().any(|(key, entry)| {
+                is_wanted(&canonical_key(key)) && !matches!(entry.credential(), Ok(None))
+            }) {
+                return Ok(Some(other.clone()));
+            }
+        }
+        Ok(None)
     }
 
     /// Returns the helper that [`find_credential`](Self::find_credential) asks if no file has an entry.

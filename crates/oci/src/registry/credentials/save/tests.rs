@@ -170,6 +170,15 @@ fn what_other_tools_keep_is_told_of() {
     let removed = place.keyring.erase("a.io").unwrap();
     assert_eq!(removed.left, Some(place.path("config.json")));
     assert_eq!(std::fs::read_to_string(place.path("config.json")).unwrap(), theirs);
+    // The first file has no entry for a.io any more, and never had one that is left.
+    let left = || place.keyring.erase_all().unwrap();
+    let config = Some(place.path("config.json"));
+    assert_eq!(left(), Removed { from: Vec::new(), left: config.clone() });
+    place.save("b.io");
+    let from = vec![Kept::File(place.path("auth.json"))];
+    assert_eq!(left(), Removed { from, left: config });
+    std::fs::write(place.path("config.json"), r#"{"auths":{"a.io":{}}}"#).unwrap();
+    assert_eq!(left(), Removed { from: Vec::new(), left: None });
 }
 
 #[test]
