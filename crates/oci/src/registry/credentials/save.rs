@@ -257,6 +257,11 @@ fn is_at(file: &File, path: &Path) -> bool {
 /// the new one; `AlreadyExists` if there should be none.
 fn write(path: &Path, bytes: &[u8], replaces: bool) -> io::Result<()> {
     let path = target(path)?;
+    // `/dev/null`, for example, means that there is no file.
+    if path.metadata().is_ok_and(|it| !it.is_file()) {
+        let refused = "it is not a regular file: name another one to save credentials in";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, refused));
+    }
     let folder = path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let mut draft = tempfile::Builder::new()

@@ -212,6 +212,27 @@ fn what_cannot_be_saved_changes_nothing() {
 }
 
 #[test]
+fn a_device_is_not_replaced() {
+    let place = Place::new(&[("null.json", "")]);
+    let path = place.path("null.json");
+    // Like `/dev/null`.
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    let device = rustix::fs::makedev(1, 3);
+    let kind = rustix::fs::FileType::CharacterDevice;
+    if let Err(errno) = rustix::fs::mknodat(rustix::fs::CWD, &path, kind, mode, device) {
+        testing::skipped(&format!("no device can be made: {errno}"));
+        return;
+    }
+    if let Err(error) = std::fs::read(&path) {
+        testing::skipped(&format!("no device can be opened here: {error}"));
+        return;
+    }
+    assert_eq!(place.keyring.erase("a.io").unwrap().from, []);
+    assert_eq!(place.save("a.io"), "cannot write D/null.json");
+    assert!(!path.metadata().unwrap().is_file());
+}
+
+#[test]
 fn a_symlink_without_a_target_gets_one() {
     let place = Place::new(&[("link.json", "")]);
     std::os::unix::fs::symlink("second", place.path("link.json")).unwrap();
