@@ -2,9 +2,10 @@
 //! namespace that represents the host's network: bridges and rules of the firewall disappear with it.
 
 use std::fs;
+use std::io::{Read as _, Write as _};
 use std::num::NonZeroU64;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use kernel::mount::TmpfsOptions;
 use serde_json::Value;
@@ -252,6 +253,29 @@ fn networks_end_with_their_containers() {
     assert_eq!((&*ran.out, ran.code), ("", Some(0)), "a created container uses it: {}", ran.err);
     place.out("rm made");
     assert_eq!(place.out("network prune --force"), "brief\n");
+}
+
+#[test]
+fn a_network_that_is_used_since_the_question_stays() {
+    let Some(place) = with_networks() else { return };
+    place.out("network create brief");
+    place.out("network create idle");
+    let mut command = place.command(&["network", "prune"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut errors = child.stderr.take().unwrap();
+    let mut asked = Vec::new();
+    while !asked.ends_with(b"[y/N] ") {
+        let mut byte = [0];
+        errors.read_exact(&mut byte).unwrap();
+        asked.extend(byte);
+    }
+    place.out("create --quiet --name made --network brief a true");
+    let _made = Rm(&place, "made");
+    child.stdin.take().unwrap().write_all(b"y\n").unwrap();
+    let ran = child.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&ran.stdout), "idle\n");
+    assert_eq!(place.out("network ls -q"), "brief\n");
 }
 
 #[test]

@@ -578,14 +578,17 @@ fn prune(context: &Context, args: &Network) -> anyhow::Result<Answer> {
     tell(context, clear(&store, &unused)?)
 }
 
-/// Removes networks, and returns the names of those that existed.
+/// Removes networks without users, and returns the names of those that existed.
 fn clear(store: &Store, names: &[String]) -> anyhow::Result<Vec<String>> {
     if names.is_empty() {
         return Ok(Vec::new());
     }
     let mut removed = Vec::new();
     let lock = store.lock_networks()?;
-    for name in names {
+    // While a user answered the question, a container may have been made.
+    let used = found(store)?.into_iter().filter(|it| !it.users.is_empty());
+    let used: Vec<_> = used.map(|it| it.name).collect();
+    for name in names.iter().filter(|it| !used.contains(it)) {
         match store.networks.remove(&lock, name) {
             Err(NetworkRecordError::Absent(_)) => {}
             gone => {
