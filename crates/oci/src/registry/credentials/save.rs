@@ -188,8 +188,8 @@ fn retain(auths: &mut Map<String, Value>, keep: impl Fn(&String, &Value) -> bool
 }
 
 /// Changes the `auths` of a file, which is replaced atomically. Its other content is kept. Returns the result of
-/// `change`: whether anything changed. A lock of the file keeps the changes of other logins; `change` is called again if
-/// one of them came first.
+/// `change`: whether anything changed. A lock of the file keeps the changes of other logins. `change` is called again
+/// if one of them came first.
 fn change(
     path: &Path,
     change: impl Fn(&mut Map<String, Value>) -> bool,
