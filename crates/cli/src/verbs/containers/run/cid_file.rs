@@ -102,14 +102,14 @@ mod tests {
         std::fs::write(at("other/id"), "theirs").unwrap();
         // The directory is swapped for a symlink to another one.
         let file = CidFile::create(&at("ours/id")).unwrap();
-        std::fs::rename(at("ours"), at("moved")).unwrap();
+        rustix::fs::rename(at("ours"), at("moved")).unwrap();
         std::os::unix::fs::symlink("other", at("ours")).unwrap();
         drop(file);
         assert_eq!(std::fs::read_to_string(at("other/id")).unwrap(), "theirs");
         assert!(!at("moved/id").exists());
         // Another file has the name.
         let file = CidFile::create(&at("moved/id")).unwrap();
-        std::fs::rename(at("other/id"), at("moved/id")).unwrap();
+        rustix::fs::rename(at("other/id"), at("moved/id")).unwrap();
         drop(file);
         assert_eq!(std::fs::read_to_string(at("moved/id")).unwrap(), "theirs");
     }
