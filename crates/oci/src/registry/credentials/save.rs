@@ -197,7 +197,7 @@ fn change(
     let malformed = || CredentialError::Malformed { path: path.to_owned(), line: 1 };
     let failed = |source| CredentialError::Write { path: path.to_owned(), source };
     for _ in 0..TURNS_MAX {
-        // Until the end of the turn.
+        // The lock is held until the end of the turn.
         let old =
             lock(path).map_err(|source| CredentialError::Read { path: path.to_owned(), source })?;
         if old.as_ref().is_some_and(|file| !is_at(file, path)) {
