@@ -14,7 +14,7 @@ use rustix::io::Errno;
 /// A new, empty file. It is removed on drop, unless the container was made.
 pub(super) struct CidFile {
     file: File,
-    /// The directory, which may get another path meanwhile.
+    /// The directory, whose path may change.
     folder: OwnedFd,
     /// Name in the directory.
     name: OsString,
