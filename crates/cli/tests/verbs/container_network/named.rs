@@ -264,7 +264,7 @@ fn a_network_that_is_used_since_the_question_stays() {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut errors = child.stderr.take().unwrap();
-    let mut asked = Vec::new();
+    let mut asked: Vec<u8> = Vec::new();
     while !asked.ends_with(b"[y/N] ") {
         let mut byte = [0];
         errors.read_exact(&mut byte).unwrap();
