@@ -333,6 +333,7 @@ fn ask_for_token(
     let mut ask = Ask::new(Method::POST, url)
         .header(CONTENT_TYPE, HeaderValue::from_static("application/x-www-form-urlencoded"));
     ask.body = Some(body.into());
+    ask.is_secret = true;
     ask
 }
 

@@ -91,7 +91,8 @@ impl Core {
         }
     }
 
-    /// Whether a host responds to a request without credentials, with any status.
+    /// Whether a host responds to a request without credentials, with any status. By HTTPS, a redirect is a response,
+    /// whatever its target does; by HTTP, it usually leads to HTTPS, which did not work.
     async fn responds(&self, endpoint: &Endpoint) -> bool {
         // Headers of `hosts.toml` may contain credentials.
         let anonymous = Endpoint { headers: Vec::new(), ..endpoint.clone() };
@@ -101,7 +102,10 @@ impl Core {
             self.transport.send(&anonymous, &Ask::new(Method::GET, url), None).await
         };
         match asked.await {
-            Ok(_) => true,
+            Ok(answer) if answer.is_own => true,
+            Ok(_) | Err(Cause::Downgrade(_) | Cause::Elsewhere { .. }) => {
+                endpoint.base.starts_with("https:")
+            }
             Err(cause) => {
                 tracing::debug!(base = endpoint.base, %cause, "the registry does not respond");
                 false

@@ -42,6 +42,8 @@ pub(super) struct Ask {
     pub(super) url: Url,
     pub(super) headers: HeaderMap,
     pub(super) body: Option<Bytes>,
+    /// Whether the body has credentials, which no other host gets.
+    pub(super) is_secret: bool,
     /// Total bytes of the upload that this request completes. The server processes all of them before it responds.
     pub(super) commits: Option<u64>,
     pub(super) urgency: Urgency,
@@ -50,7 +52,7 @@ pub(super) struct Ask {
 impl Ask {
     pub(super) fn new(method: Method, url: Url) -> Self {
         let (headers, urgency) = (HeaderMap::new(), Urgency::Reader);
-        Self { method, url, headers, body: None, commits: None, urgency }
+        Self { method, url, headers, body: None, is_secret: false, commits: None, urgency }
     }
 
     pub(super) fn header(mut self, name: HeaderName, value: impl Into<HeaderValue>) -> Self {
@@ -131,6 +133,10 @@ impl Transport {
             let next = location(response.headers(), &url)?;
             if url.scheme() == "https" && next.scheme() != "https" {
                 return Err(Cause::Downgrade(authority(&next).unwrap_or_default()));
+            }
+            if ask.is_secret && next.origin() != base.origin() {
+                let host = authority(&next).unwrap_or_default();
+                return Err(Cause::Protocol(format!("it redirects credentials to {host}")));
             }
             take_end(response);
             url = next;

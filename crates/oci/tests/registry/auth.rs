@@ -122,6 +122,25 @@ fn identity_tokens_are_changed_by_post() {
 }
 
 #[test]
+fn identity_tokens_go_to_no_other_host() {
+    let other = Server::start(|_, _| reply(200).body(r#"{"token":"t"}"#));
+    let target = format!("http://{}/token", other.host());
+    let server = Server::start(move |request, _| match request.path.as_str() {
+        "/token" => reply(307).header("location", &target),
+        _ => {
+            let host = request.header("host").unwrap();
+            reply(401).header("www-authenticate", &format!("Bearer realm=\"http://{host}/token\""))
+        }
+    });
+    let given = Some(Credential::Identity(Secret::new("refresh/me".to_owned())));
+    let keyring = Keyring { given, ..settings().keyring };
+    let settings = Settings { keyring, retries: 0, ..settings() };
+    let error = registry(&server.host(), &settings).manifest("latest").unwrap_err();
+    assert!(chain(&error).contains("it redirects credentials to"), "{}", chain(&error));
+    assert_eq!(other.seen().len(), 0);
+}
+
+#[test]
 fn basic_authentication() {
     let good = "Basic bWU6b3Blbi1zZXNhbWU=";
     let server = Server::start(move |request, _| match request.header("authorization") {

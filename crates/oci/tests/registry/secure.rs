@@ -241,6 +241,22 @@ fn unverified_registries_may_use_http() {
 }
 
 #[test]
+fn a_redirect_to_http_does_not_turn_an_unverified_registry_to_http() {
+    let authority = Authority::new();
+    let plain = Server::start(|_, _| reply(200).body("{}"));
+    let leads = |_: &Request, _: usize| reply(307).header("location", "http://registry.test/x");
+    let server = serve(authority.config("other.test", false), leads);
+    let (address, _asked) = proxy(Manner::Connect, server.address);
+    let https = secret(format!("http://{address}"));
+    let http = secret(format!("http://{}", plain.host()));
+    let proxies = Proxies { https, http, ..Proxies::default() };
+    let with = Settings { protection: Protection::Unverified, proxies, retries: 0, ..settings() };
+    let text = fetch("registry.test", &with);
+    assert!(text.ends_with("it redirects to HOST without TLS"), "{text}");
+    assert_eq!(plain.seen().len(), 0);
+}
+
+#[test]
 fn proxies_for_http() {
     // Requests to a proxy for HTTP contain the whole address.
     let server = Server::start(|_, _| reply(200).body("{}"));

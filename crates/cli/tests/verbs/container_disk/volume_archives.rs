@@ -131,6 +131,8 @@ fn prune_asks_and_keeps_chosen_names() {
     // Without an answer, as in a script, nothing is removed.
     let ran = place.run("volume prune --all");
     assert!(ran.code == Some(0) && ran.err.contains("--force"), "{}", ran.err);
+    let ran = place.run("--json volume prune --all");
+    assert_eq!(ran.out.trim(), "[]", "{}", ran.err);
     assert_eq!(place.out("volume prune --all --force --filter label=l=one"), "one\n");
     assert_eq!(place.out("volume prune --all --force"), "two\n");
     assert_eq!(place.out("volume ls -q"), "used\n");

@@ -1,12 +1,16 @@
 //! Login and logout: saves credentials so that [`Keyring::find_credential`] finds them, and removes them.
 
-use std::fs::{DirBuilder, File, Permissions};
+use std::fs::{DirBuilder, File, Metadata, Permissions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::os::unix::fs::{
+    DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
+};
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use rustix::fs::{FlockOperation, OFlags};
+use rustix::io::Errno;
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -14,6 +18,11 @@ use super::{
     longest, read,
 };
 use crate::reference::DOCKER_HUB;
+
+/// Maximum number of other logins that may replace a file while one waits.
+const TURNS_MAX: usize = 1000;
+/// Maximum number of symlinks to a file, as in the kernel.
+const LINKS_MAX: usize = 40;
 
 /// The storage of credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,12 +38,12 @@ pub enum Kept {
     },
 }
 
-/// The result of removing the credentials for a registry.
+/// The result of removing the credentials for a registry, or for all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Removed {
     /// Storages from which they were removed.
     pub from: Vec<Kept>,
-    /// File of another tool that still has credentials for the registry.
+    /// File of another tool that still has credentials.
     pub left: Option<PathBuf>,
 }
 
@@ -88,7 +97,7 @@ impl Keyring {
             for other in ["username", "password", "identitytoken", "registrytoken"] {
                 entry.shift_remove(other);
             }
-            entry.insert("auth".to_owned(), auth.into());
+            entry.insert("auth".to_owned(), auth.as_str().into());
             auths.insert(key, Value::Object(entry));
             true
         })?;
@@ -115,25 +124,15 @@ impl Keyring {
                 from.push(Kept::Helper { name, file });
             }
         }
-        let mut left = None;
-        for other in &self.files[1..] {
-            if read::<super::File>(other)?.is_some_and(|it| {
-                it.auths.iter().any(|(key, entry)| {
-                    canonical_key(key) == host && !matches!(entry.credential(), Ok(None))
-                })
-            }) {
-                left.get_or_insert_with(|| other.clone());
-            }
-        }
-        Ok(Removed { from, left })
+        Ok(Removed { from, left: self.left(|key| key == host)? })
     }
 
     /// Removes the credentials for all registries that the first file names, from the file and from its helpers for
-    /// single registries.
+    /// single registries. `left` is a file of another tool that has credentials for any registry.
     ///
     /// # Errors
-    /// [`CredentialError`] if the file cannot be read or written, or if a helper fails.
-    pub fn erase_all(&self) -> Result<Vec<Kept>, CredentialError> {
+    /// [`CredentialError`] if a file cannot be read or written, or if a helper fails.
+    pub fn erase_all(&self) -> Result<Removed, CredentialError> {
         let path = self.files.first().ok_or(CredentialError::NoFile)?;
         let file = read::<super::File>(path)?.unwrap_or_default();
         let mut from = Vec::new();
@@ -144,7 +143,20 @@ impl Keyring {
                 }
             }
         }
-        Ok(from)
+        Ok(Removed { from, left: self.left(|_| true)? })
+    }
+
+    /// Returns the first file of another tool that has credentials for a wanted registry or repository.
+    fn left(&self, is_wanted: impl Fn(&str) -> bool) -> Result<Option<PathBuf>, CredentialError> {
+        for other in &self.files[1..] {
+            let file = read::<super::File>(other)?.unwrap_or_default();
+            if file.auths.iter().any(|(key, entry)| {
+                is_wanted(&canonical_key(key)) && !matches!(entry.credential(), Ok(None))
+            }) {
+                return Ok(Some(other.clone()));
+            }
+        }
+        Ok(None)
     }
 
     /// Returns the helper that [`find_credential`](Self::find_credential) asks if no file has an entry.
@@ -176,31 +188,80 @@ fn retain(auths: &mut Map<String, Value>, keep: impl Fn(&String, &Value) -> bool
 }
 
 /// Changes the `auths` of a file, which is replaced atomically. Its other content is kept. Returns the result of
-/// `change`: whether anything changed.
+/// `change`: whether anything changed. A lock of the file keeps the changes of other logins. `change` is called again
+/// if one of them came first.
 fn change(
     path: &Path,
-    change: impl FnOnce(&mut Map<String, Value>) -> bool,
+    change: impl Fn(&mut Map<String, Value>) -> bool,
 ) -> Result<bool, CredentialError> {
     let malformed = || CredentialError::Malformed { path: path.to_owned(), line: 1 };
-    let mut file: Map<String, Value> = read(path)?.unwrap_or_default();
-    let auths = file.entry("auths").or_insert_with(|| Value::Object(Map::new()));
-    if !change(auths.as_object_mut().ok_or_else(malformed)?) {
-        return Ok(false);
+    let failed = |source| CredentialError::Write { path: path.to_owned(), source };
+    for _ in 0..TURNS_MAX {
+        // The lock is held until the end of the turn.
+        let old =
+            lock(path).map_err(|source| CredentialError::Read { path: path.to_owned(), source })?;
+        if old.as_ref().is_some_and(|file| !is_at(file, path)) {
+            continue;
+        }
+        let mut file: Map<String, Value> = read(path)?.unwrap_or_default();
+        let auths = file.entry("auths").or_insert_with(|| Value::Object(Map::new()));
+        if !change(auths.as_object_mut().ok_or_else(malformed)?) {
+            return Ok(false);
+        }
+        let mut bytes = serde_json::to_vec_pretty(&file).expect("it was parsed as JSON");
+        bytes.push(b'\n');
+        match write(path, &bytes, old.is_some()) {
+            // Another login has just made the file.
+            Err(error)
+                if old.is_none()
+                    && error.kind() == io::ErrorKind::AlreadyExists
+                    && path.exists() => {}
+            written => return written.map(|()| true).map_err(failed),
+        }
     }
-    let mut bytes = serde_json::to_vec_pretty(&file).expect("it was parsed as JSON");
-    bytes.push(b'\n');
-    write(path, &bytes)
-        .map(|()| true)
-        .map_err(|source| CredentialError::Write { path: path.to_owned(), source })
+    Err(failed(Errno::BUSY.into()))
 }
 
-/// Replaces a file atomically by one that only its owner may read. Readers see the old file or the new one.
-fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    // Replaces the target of a symlink, not the symlink.
-    let path = match path.canonicalize() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
-        other => other?,
+/// Opens and locks a file. `None` if it does not exist.
+fn lock(path: &Path) -> io::Result<Option<File>> {
+    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
+    // NFS locks a file only if it is open for writing.
+    let opened = File::options().read(true).write(true).custom_flags(flags).open(path);
+    let opened = match opened {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => crate::files::open(path),
+        opened => opened,
     };
+    let file = match opened {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        file => file?,
+    };
+    // Every user may hold a lock of a device.
+    if !file.metadata()?.is_file() {
+        return Ok(Some(file));
+    }
+    match rustix::fs::flock(&file, FlockOperation::LockExclusive) {
+        // Some file systems have no locks.
+        Ok(()) | Err(Errno::NOLCK | Errno::OPNOTSUPP) => Ok(Some(file)),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Whether a file is still the one at `path`.
+fn is_at(file: &File, path: &Path) -> bool {
+    let id = |it: Metadata| (it.dev(), it.ino());
+    let (ours, current) = (file.metadata().map(id), path.metadata().map(id));
+    ours.is_ok_and(|ours| current.is_ok_and(|current| ours == current))
+}
+
+/// Writes a file that only its owner may read. An old file is replaced atomically, so that readers see the old file or
+/// the new one; `AlreadyExists` if there should be none.
+fn write(path: &Path, bytes: &[u8], replaces: bool) -> io::Result<()> {
+    let path = target(path)?;
+    // `/dev/null`, for example, means that there is no file.
+    if path.metadata().is_ok_and(|it| !it.is_file()) {
+        let refused = "it is not a regular file: name another one to save credentials in";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, refused));
+    }
     let folder = path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let mut draft = tempfile::Builder::new()
@@ -209,8 +270,29 @@ fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
         .tempfile_in(folder)?;
     draft.write_all(bytes)?;
     draft.as_file().sync_all()?;
-    draft.persist(&path).map_err(|error| error.error)?;
+    let persisted = match replaces {
+        true => draft.persist(&path),
+        false => draft.persist_noclobber(&path),
+    };
+    persisted.map_err(|error| error.error)?;
     File::open(folder)?.sync_all()
+}
+
+/// Returns the path to which symlinks lead, because the target is replaced and not the symlink. The target need not
+/// exist.
+fn target(path: &Path) -> io::Result<PathBuf> {
+    let mut path = path.to_owned();
+    for _ in 0..LINKS_MAX {
+        match path.canonicalize() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            other => return other,
+        }
+        match path.read_link() {
+            Ok(to) => path = path.parent().unwrap_or(Path::new("")).join(to),
+            Err(_error) => return Ok(path),
+        }
+    }
+    Err(Errno::LOOP.into())
 }
 
 #[cfg(test)]

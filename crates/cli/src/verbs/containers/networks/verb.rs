@@ -585,7 +585,7 @@ fn prune(context: &Context, args: &Network) -> anyhow::Result<Answer> {
         let count = report::count(unused.len(), "network");
         let warning = format!("this removes {count}, which no container uses:");
         if !confirmation::is_confirmed(&warning, &unused)? {
-            return Ok(Answer::Yes);
+            return tell(context, Vec::new());
         }
     }
     tell(context, clear(&store, &unused)?)

@@ -492,7 +492,7 @@ fn prune(context: &Context, args: &Volume) -> anyhow::Result<Answer> {
     let unused = unused.filter(|it| is_doomed(it) && filters.fit(it));
     let unused: Vec<_> = unused.map(|it| it.name).collect();
     if !args.force && !is_confirmed(args, &unused)? {
-        return Ok(Answer::Yes);
+        return tell(context, Vec::new());
     }
     let mut removed = Vec::new();
     for name in unused {

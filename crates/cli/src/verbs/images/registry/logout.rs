@@ -45,9 +45,16 @@ pub(crate) fn logout(context: &Context, args: &Logout) -> anyhow::Result<Answer>
     let options = (&args.registry, &args.saved);
     let Some(host) = &args.host else {
         let removed = settings_of_files(context, options, &cancel)?.keyring.erase_all()?;
+        if let Some(file) = &removed.left {
+            let file = file.display();
+            context.remark(&format!("{file}, a file of another tool, still has credentials"));
+        }
         if context.json {
-            let removed = removed.iter().map(KeptReport::from_kept).collect();
-            report::json(&LogoutReport { registry: None, removed, left: None })?;
+            report::json(&LogoutReport {
+                registry: None,
+                removed: removed.from.iter().map(KeptReport::from_kept).collect(),
+                left: removed.left.as_ref().map(|it| it.display().to_string()),
+            })?;
         } else {
             // The text is podman's.
             report::line("Removed login credentials for all registries")?;

@@ -170,6 +170,15 @@ fn what_other_tools_keep_is_told_of() {
     let removed = place.keyring.erase("a.io").unwrap();
     assert_eq!(removed.left, Some(place.path("config.json")));
     assert_eq!(std::fs::read_to_string(place.path("config.json")).unwrap(), theirs);
+    // The first file has no entry for a.io any more, and never had one that is left.
+    let left = || place.keyring.erase_all().unwrap();
+    let config = Some(place.path("config.json"));
+    assert_eq!(left(), Removed { from: Vec::new(), left: config.clone() });
+    place.save("b.io");
+    let from = vec![Kept::File(place.path("auth.json"))];
+    assert_eq!(left(), Removed { from, left: config });
+    std::fs::write(place.path("config.json"), r#"{"auths":{"a.io":{}}}"#).unwrap();
+    assert_eq!(left(), Removed { from: Vec::new(), left: None });
 }
 
 #[test]
@@ -200,4 +209,70 @@ fn what_cannot_be_saved_changes_nothing() {
     place.save("a.io");
     assert!(place.path("link.json").is_symlink());
     assert_eq!(place.json("auth.json")["x"], 1);
+}
+
+#[test]
+fn a_device_is_not_replaced() {
+    let place = Place::new(&[("null.json", "")]);
+    let path = place.path("null.json");
+    // Like `/dev/null`.
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    let device = rustix::fs::makedev(1, 3);
+    let kind = rustix::fs::FileType::CharacterDevice;
+    if let Err(errno) = rustix::fs::mknodat(rustix::fs::CWD, &path, kind, mode, device) {
+        testing::skipped(&format!("no device can be made: {errno}"));
+        return;
+    }
+    if let Err(error) = std::fs::read(&path) {
+        testing::skipped(&format!("no device can be opened here: {error}"));
+        return;
+    }
+    assert_eq!(place.keyring.erase("a.io").unwrap().from, []);
+    assert_eq!(place.save("a.io"), "cannot write D/null.json");
+    assert!(!path.metadata().unwrap().is_file());
+}
+
+#[test]
+fn a_symlink_without_a_target_gets_one() {
+    let place = Place::new(&[("link.json", "")]);
+    std::os::unix::fs::symlink("second", place.path("link.json")).unwrap();
+    std::os::unix::fs::symlink(place.path("new/auth.json"), place.path("second")).unwrap();
+    assert_eq!(place.save("a.io"), "in D/link.json");
+    assert!(place.path("link.json").is_symlink() && place.path("second").is_symlink());
+    assert_eq!(place.json("new/auth.json"), json!({"auths": {"a.io": {"auth": AUTH}}}));
+    assert_eq!(place.found("a.io"), me());
+    // A loop has no target.
+    let place = Place::new(&[("loop.json", "")]);
+    std::os::unix::fs::symlink("loop.json", place.path("loop.json")).unwrap();
+    assert_eq!(place.save("a.io"), "cannot read D/loop.json");
+    assert!(place.path("loop.json").is_symlink());
+}
+
+#[test]
+fn logins_at_once_keep_each_others_entries() {
+    let place = Place::new(&[("auth.json", "")]);
+    let hosts: Vec<String> = (0..16).map(|number| format!("r{number}.io")).collect();
+    let at_once = |work: &(dyn Fn(&str) + Sync)| {
+        let start = std::sync::Barrier::new(hosts.len());
+        std::thread::scope(|scope| {
+            for host in &hosts {
+                let start = &start;
+                scope.spawn(move || {
+                    start.wait();
+                    work(host);
+                });
+            }
+        });
+    };
+    // The first round makes the file, the second one replaces it.
+    for _ in 0..2 {
+        at_once(&|host| assert_eq!(place.save(host), "in D/auth.json"));
+        for host in &hosts {
+            assert_eq!(place.found(host), me(), "{host}");
+        }
+    }
+    at_once(&|host| assert_eq!(place.keyring.erase(host).unwrap().from.len(), 1, "{host}"));
+    assert_eq!(place.json("auth.json"), json!({"auths": {}}));
+    let names = std::fs::read_dir(place.folder.path()).unwrap().count();
+    assert_eq!(names, 2, "only the file and the helper are there");
 }
