@@ -188,8 +188,7 @@ impl Store {
                 Err(RecordError::Unwritten) if container.liveness == Liveness::Alive => {}
                 Err(source) => {
                     let object = format!("the references of container {}", container.id);
-                    let advice =
-                        format!("`quire rm --force {}` removes it", container.id);
+                    let advice = format!("`quire rm --force {}` removes it", container.id);
                     let (advice, source) = (advice.into(), source.into());
                     return Err(GcError::Unreadable { object, advice, source });
                 }

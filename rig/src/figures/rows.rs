@@ -231,7 +231,7 @@ pub(super) const PUBLISHED: [Row; 12] = [
     },
     Row {
         work: "Requests to the registry for a start at 20 ms a request",
-        theirs: "none: stargz and Nydus read ahead by spans that can be configured",
+        theirs: "no figure: stargz and Nydus read ahead by spans that can be configured",
         ours: &[
             value(
                 "PostgreSQL",
@@ -477,7 +477,7 @@ pub(super) const RIVALS: [Row; 19] = [
                 time("run", RIGHT_AFTER, "crun alone, a plain folder"),
             ),
         ],
-        why: "a plain folder needs no mount, no writable layer and no monitor, and crun alone gives it no seccomp filter",
+        why: "a plain folder needs no mount, no writable layer and no monitor",
     },
     Row {
         work: "the same, by a user",
@@ -545,19 +545,19 @@ pub(super) const RIVALS: [Row; 19] = [
                 "ratio of sizes",
                 size(
                     "metadata",
-                    "developer: sizes (ext4: what its file takes; objects: in blocks)",
+                    "debian-large: sizes (ext4 and XFS: blocks of their files; objects: in blocks)",
                     "quire packed",
                     "image and data",
                 ),
                 size(
                     "metadata",
-                    "developer: sizes (ext4: what its file takes; objects: in blocks)",
+                    "debian-large: sizes (ext4 and XFS: blocks of their files; objects: in blocks)",
                     "mkfs.erofs",
                     "image and data",
                 ),
             ),
             ratio(
-                "of a cold `ls -lR`",
+                "of a cold `ls -lR` of another tree",
                 time("metadata", DEVELOPER_COLD, "quire packed"),
                 time("metadata", DEVELOPER_COLD, "mkfs.erofs"),
             ),

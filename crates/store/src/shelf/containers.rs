@@ -111,9 +111,7 @@ pub enum ContainerError {
     #[error("cannot use a volume of container {id}")]
     Volume { id: String, source: VolumeError },
     /// The container's record cannot be read.
-    #[error(
-        "the record of container {id} is damaged: `quire rm --force {id}` removes it"
-    )]
+    #[error("the record of container {id} is damaged: `quire rm --force {id}` removes it")]
     Damaged { id: String, source: RecordError },
     #[error("the store {} is open read-only", .0.display())]
     ReadOnly(std::path::PathBuf),

@@ -401,11 +401,7 @@ fn a_damaged_record_is_told_and_can_be_removed() {
     place.out("wait good");
     place.out("rm good");
     let ran = place.run("gc");
-    assert!(
-        ran.code == Some(2) && ran.err.contains("quire rm --force bad"),
-        "{}",
-        ran.err
-    );
+    assert!(ran.code == Some(2) && ran.err.contains("quire rm --force bad"), "{}", ran.err);
     assert_eq!(place.run("run --quiet a -- true").code, Some(0));
     let ran = place.run("fsck --repair");
     assert!(ran.code == Some(1) && ran.err.contains("0 damaged files removed"), "{}", ran.err);
