@@ -120,7 +120,7 @@ pub(super) const PUBLISHED: [Row; 12] = [
                 memory("metadata", DEVELOPER_WRITABLE, COMPOSEFS_FORM),
             ),
         ],
-        why: "with a writable layer, both forms are below overlayfs, which makes an inode of its own for each file",
+        why: "with a writable layer, both forms are below overlayfs, which makes one more inode for each file",
     },
     Row {
         work: "Page cache after reading all files of two images a minor version apart",
@@ -148,7 +148,7 @@ pub(super) const PUBLISHED: [Row; 12] = [
                 ),
             ),
         ],
-        why: "other images: ours are Debian's packages and their security updates, and the wheel alone. Java is most \
+        why: "other images: ours are Debian's packages and their security updates, or one wheel. Java is most \
               of our tomcat, and its two versions differ",
     },
     Row {
@@ -163,7 +163,7 @@ pub(super) const PUBLISHED: [Row; 12] = [
         why: "the page of the bench describes our loads, and lists those that failed",
     },
     Row {
-        work: "Random file operations in gVisor, as its root gets a writable layer of its own",
+        work: "Random file operations in gVisor, without and with a writable layer inside of it",
         theirs: "fsstress 262.79 s before, 3.18 s with it \
                  ([gVisor, 2023](https://gvisor.dev/blog/2023/05/08/rootfs-overlay/))",
         ours: &[
@@ -401,7 +401,7 @@ pub(super) const RIVALS: [Row; 19] = [
                 time("engine", "nginx, cold: nginx answers", "soci-snapshotter"),
             ),
         ],
-        why: "stargz fetches only what is read, from a converted image. The bench `lazy` compares lazy starts",
+        why: "stargz fetches only the parts that programs read, from a converted image. The bench `lazy` compares lazy starts",
     },
     Row {
         work: "A pull of 237 MB from a near registry",

@@ -107,7 +107,7 @@ impl Reservation {
         check_ports(&guest.networks.ports, &others)?;
         match place.side {
             Side::Host => check_routes(&defined)?,
-            // The routes are those of the keeper's network, and other stores of the user have networks in it, too.
+            // The routes are those of the keeper's network, which also has the networks of the user's other stores.
             Side::Keeper => check_others(&defined, &others)?,
         }
         let mut endpoints = Vec::new();

@@ -389,7 +389,7 @@ fn launch_again(
     restarts: &mut Restarts<'_>,
     now: &dyn Fn() -> i64,
 ) -> Result<LaunchedProgram, RunError> {
-    // A start that fails counts as well, so that a maximum ends such starts, too.
+    // A start that fails also counts, so that a maximum also ends such starts.
     state.restarts = restarts.add();
     let program = launch(start, None, None)?;
     state.note_run(&program.process, now());
