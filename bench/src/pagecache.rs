@@ -75,7 +75,7 @@ struct Pair {
     images: Vec<(&'static str, Vec<String>)>,
 }
 
-/// What a step of the guest printed, for each way.
+/// Numbers that a step in the guest printed, for each way.
 type ByWay = Vec<(Way, Vec<u64>)>;
 
 /// Measurements of a pair: for reading all files in each way, and under load if the images have servers.

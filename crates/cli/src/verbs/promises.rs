@@ -1,7 +1,7 @@
 //! Tests that commands, options and reports keep what a release promises (`docs/compatibility.md`).
 //!
-//! `testdata/promises` lists it. `QUIRE_UPDATE=1` adds what is new and never removes a line, so a promise can only be
-//! taken back by hand.
+//! `testdata/promises` lists it. `QUIRE_UPDATE=1` adds new lines and never removes a line, so a promise can only be taken
+//! back by hand.
 
 use std::collections::BTreeSet;
 use std::fs;
