@@ -25,7 +25,7 @@ fn check(name: &str, present: &BTreeSet<String>, new: &BTreeSet<String>) {
     if std::env::var_os("QUIRE_UPDATE").is_some() {
         promised.extend(new.iter().cloned());
         let lines: Vec<_> = promised.iter().map(|it| format!("{it}\n")).collect();
-        fs::write(&path, lines.concat()).unwrap();
+        fs::write(&path, lines.concat()).expect("the list can be written");
     }
     assert!(!promised.is_empty(), "{path} promises nothing");
     let broken: Vec<_> = promised.difference(present).collect();

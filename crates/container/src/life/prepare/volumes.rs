@@ -358,7 +358,8 @@ mod tests {
         let folder = folder.path().canonicalize().unwrap();
         fs::create_dir_all(folder.join("a/b")).unwrap();
         assert!(open_real(&folder.join("a/b")).is_ok());
-        fs::rename(folder.join("a"), folder.join("c")).unwrap();
+        fs::create_dir_all(folder.join("c/b")).unwrap();
+        fs::remove_dir_all(folder.join("a")).unwrap();
         symlink("c", folder.join("a")).unwrap();
         assert_eq!(open_real(&folder.join("a/b")).unwrap_err(), Errno::LOOP);
     }
